@@ -1,0 +1,67 @@
+# Everything runs from a virtual environment in .venv that the lock file defines.
+
+PYTHON     ?= python3
+UV_VERSION := 0.13.8
+
+VENV     := .venv
+PY       := $(VENV)/bin/python
+UV       := $(VENV)/bin/uv
+UV_STAMP := $(VENV)/.uv-$(UV_VERSION)
+STAMP    := $(VENV)/.installed
+PACKAGES := env agents training deploy benchmarks
+SCRIPTS  := $(wildcard train.py deploy.py)
+SUDO     := $(if $(filter-out 0,$(shell id -u)),sudo)
+
+# Trust what the system trusts: some networks put a certificate of their own in between.
+export UV_SYSTEM_CERTS := true
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench lock clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+setup: $(STAMP)  ## install what the lock file names into .venv
+
+demo: setup  ## train and run a small policy end to end
+	$(PY) -m training.demo
+
+test: lint  ## lint, check the types and run the tests
+	$(PY) -m pytest
+
+lint: setup  ## ruff and mypy
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy $(PACKAGES:%=-p %)
+	$(if $(SCRIPTS),$(PY) -m mypy $(SCRIPTS))
+
+bench: setup  ## measure speed, write bench.json
+	$(PY) -m benchmarks.speed --json bench.json
+
+# `make lock LOCK_FLAGS=--upgrade` takes the newest versions.
+COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.10 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet
+
+lock: $(UV_STAMP)  ## write the lock files anew from pyproject.toml
+	$(COMPILE) $(LOCK_FLAGS) --all-extras --output-file requirements.lock
+	$(COMPILE) $(LOCK_FLAGS) --constraint requirements.lock --output-file requirements-agent.lock
+
+clean:  ## remove .venv, caches and outputs
+	rm -rf $(VENV) build dist runs demo bench.json *.egg-info .numba*
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(PACKAGES) tests -name __pycache__ -type d -exec rm -rf {} +
+
+# uv names itself by version in the stamp, so that a new UV_VERSION is installed.
+$(UV_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		$(SUDO) apt-get update -qq && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	touch $@
+
+$(STAMP): requirements.lock pyproject.toml $(UV_STAMP)
+	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	touch $@

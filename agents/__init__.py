@@ -1,0 +1,1 @@
+"""Who decides: policies, from reference controllers to PPO."""

@@ -1,0 +1,1 @@
+"""How fast it is: measured speed of the simulator, training and decisions."""

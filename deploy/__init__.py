@@ -1,0 +1,1 @@
+"""The live side: sensors, actuator, loop, event log and report."""

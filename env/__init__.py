@@ -1,0 +1,1 @@
+"""What the world is: scenarios, telemetry, allocations and the environment."""

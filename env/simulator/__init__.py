@@ -1,0 +1,1 @@
+"""The simulated host: load, service, jobs and the compiled step."""

@@ -1,0 +1,1 @@
+"""How policies are made: training, evaluation, calibration and validation."""
