@@ -1,0 +1,194 @@
+"""
+The action: one edit of the allocation at a time.
+
+A decision keeps the allocation or changes one thing in it: memcached's vCPUs, or one job's
+start (with threads and weight), place or pause. Which edits are legal depends on the state,
+so each comes with a mask; an edit drawn under the mask can always be carried out. Several
+edits in a row are taken a polling period apart.
+
+A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
+does not hold, and follows when memcached comes and goes; a background job may share them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from env.allocation import Weight, cores_of, mask_of
+from env.scenario import Scenario
+
+KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
+KINDS = ("keep", "service", "start", "place", "pause")
+
+PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
+NORMAL = 1
+
+
+@dataclass(frozen=True)
+class EditTable:
+    """
+    All edits of a scenario.
+
+    :param rows: int64[n_edits, 5] of kind, job, core set (bit mask), weight, threads
+    """
+
+    rows: np.ndarray
+    job_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def describe(self, edit: int) -> str:
+        """An edit in words, for logs and histograms."""
+        kind, job, cores, weight, threads = (int(value) for value in self.rows[edit])
+        parts = [KINDS[kind]]
+        if kind not in (KEEP, SERVICE):
+            parts.append(self.job_names[job])
+        if kind in (SERVICE, START, PLACE):
+            parts.append(",".join(map(str, cores_of(cores))))
+        if kind in (START, PLACE):
+            parts.append(Weight(weight).name.lower())
+        if kind == START:
+            parts.append(f"{threads} threads")
+        return " ".join(parts)
+
+
+def edit_table(scenario: Scenario) -> EditTable:
+    """
+    The edits of a scenario: keep, one per core choice of memcached, and a few per job.
+
+    A job starts anywhere, with as many threads as there are vCPUs or half of that (the nearest
+    counts it allows). It may be placed on the whole machine, on one physical core, or on one
+    vCPU outside memcached's largest set.
+    """
+    machine = scenario.machine
+    everything = mask_of(range(machine.vcpus))
+    refuge = mask_of(scenario.service.core_choices[-1])
+    sharing = scenario.regulation.share_service_cores
+    both = (Weight.NORMAL, Weight.BACKGROUND) if sharing else (Weight.NORMAL,)
+    places = [(everything, weight) for weight in both]
+    physical = [mask_of(core) for core in machine.physical_cores]
+    for core_set in physical + [1 << vcpu for vcpu in range(machine.vcpus)]:
+        shares = core_set & refuge != 0
+        single = core_set.bit_count() == 1
+        known = any(core_set == place for place, _ in places)
+        if known or (single and shares):
+            continue
+        places += [(core_set, weight) for weight in (both if shares else (Weight.NORMAL,))]
+    rows = [(KEEP, 0, 0, 0, 0)]
+    rows += [(SERVICE, 0, mask_of(choice), 0, 0) for choice in scenario.service.core_choices]
+    for index, job in enumerate(scenario.jobs):
+        for threads in sorted({nearest(job.threads, machine.vcpus // part) for part in (1, 2)}):
+            rows += [(START, index, everything, int(weight), threads) for weight in both]
+        rows += [(PLACE, index, core_set, int(weight), 0) for core_set, weight in places]
+        rows.append((PAUSE, index, 0, 0, 0))
+    return EditTable(np.array(rows, dtype=np.int64), scenario.job_names)
+
+
+def nearest(allowed: tuple[int, ...], wanted: int) -> int:
+    """The allowed count closest to the wanted one, the larger of two equally close."""
+    return min(allowed, key=lambda count: (abs(count - wanted), -count))
+
+
+def job_readiness(control):
+    """
+    Which jobs could start, be moved, be resumed and be paused now: four bit masks over jobs.
+
+    A job can start while the memory that no launched job holds is enough for it, and be paused
+    again once its dwell time has passed.
+    """
+    memory_free = control.memory_mib
+    for job in range(len(control.state)):
+        launched = control.state[job] == RUNNING or control.state[job] == PAUSED
+        if launched and control.job_state[job] != DONE:
+            memory_free -= control.job_memory_mib[job]
+    can_start, can_move, can_resume, can_pause = 0, 0, 0, 0
+    for job in range(len(control.state)):
+        state = DONE if control.job_state[job] == DONE else control.state[job]
+        if state == PENDING and control.job_memory_mib[job] <= memory_free:
+            can_start |= 1 << job
+        elif state == RUNNING:
+            can_move |= 1 << job
+            if control.now_s - control.paused_at_s[job] >= control.pause_dwell_s:
+                can_pause |= 1 << job
+        elif state == PAUSED:
+            can_resume |= 1 << job
+    return can_start, can_move, can_resume, can_pause
+
+
+def is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause):
+    """
+    Whether an edit can be carried out now and changes something.
+
+    Written without branches: most of the cost of an observation is this line, once per edit.
+
+    :param control: a control row
+    :param rows: int64[n_edits, 5], see `EditTable`
+    :param edit: which edit
+    :param can_start: see `job_readiness`, as the other three
+    """
+    kind, job, cores, weight = rows[edit, 0], rows[edit, 1], rows[edit, 2], rows[edit, 3]
+    elsewhere = (control.wish_set[job] != cores) | (control.wish_weight[job] != weight)
+    return (
+        (kind == KEEP)
+        | ((kind == SERVICE) & (cores != control.wish_service))
+        | ((kind == START) & ((can_start >> job) & 1 == 1))
+        | ((kind == PLACE) & (((can_resume >> job) | ((can_move >> job) & elsewhere)) & 1 == 1))
+        | ((kind == PAUSE) & ((can_pause >> job) & 1 == 1))
+    )
+
+
+def legal_edits(control, rows, legal):
+    """
+    Mark the legal edits.
+
+    :param control: a control row
+    :param rows: int64[n_edits, 5], see `EditTable`
+    :param legal: float[n_edits], receives 1.0 or 0.0
+    """
+    can_start, can_move, can_resume, can_pause = job_readiness(control)
+    for edit in range(len(rows)):
+        legal[edit] = is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause)
+
+
+def apply_edit(control, rows, edit):
+    """
+    Write one edit into the policy's wish; an illegal one is counted and changes nothing.
+
+    :param control: a control row
+    :param rows: int64[n_edits, 5], see `EditTable`
+    :param edit: index of the edit
+    """
+    kind, job = rows[edit, 0], rows[edit, 1]
+    can_start, can_move, can_resume, can_pause = job_readiness(control)
+    if not is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause):
+        control.illegal_edits += 1
+        kind = KEEP
+    control.kept = 1 if kind == KEEP else 0
+    if kind == SERVICE:
+        control.wish_service = rows[edit, 2]
+    elif kind == START or kind == PLACE:
+        control.wish_state[job] = RUNNING
+        control.wish_set[job] = rows[edit, 2]
+        control.wish_weight[job] = rows[edit, 3]
+        if kind == START:
+            control.wish_threads[job] = rows[edit, 4]
+    elif kind == PAUSE:
+        control.wish_state[job] = PAUSED
+
+
+def resolve_sets(control):
+    """
+    Turn each job's set into vCPUs, after memcached's own are settled.
+
+    A normal job gets the part of its set that memcached does not hold, or all vCPUs that are
+    left if that part is empty.
+    """
+    left = ((1 << control.n_vcpus) - 1) & ~control.service
+    for job in range(len(control.state)):
+        cores = control.wish_set[job]
+        if control.wish_weight[job] == NORMAL and cores & control.service != 0:
+            cores = cores & left
+            if cores == 0:
+                cores = left
+        control.wish_cores[job] = cores

@@ -1,0 +1,129 @@
+"""
+Who holds what: an immutable value that validates itself and yields its changes from another.
+
+Core sets are tuples of vCPU numbers here and bit masks in the arrays of the kernel.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from env.scenario import Scenario
+
+
+class JobState(IntEnum):
+    """Where a job stands; `RUNNING` includes a container that is still starting."""
+
+    PENDING = 0
+    RUNNING = 1
+    PAUSED = 2
+    DONE = 3
+
+
+class Weight(IntEnum):
+    """CPU weight: `BACKGROUND` yields to everything else, `NORMAL` equals memcached's."""
+
+    BACKGROUND = 0
+    NORMAL = 1
+
+
+def mask_of(cores: Iterable[int]) -> int:
+    """The bit mask of a core set."""
+    mask = 0
+    for core in cores:
+        mask |= 1 << core
+    return mask
+
+
+@functools.lru_cache(maxsize=4096)
+def cores_of(mask: int) -> tuple[int, ...]:
+    """The core set of a bit mask, in rising order."""
+    return tuple(core for core in range(mask.bit_length()) if mask >> core & 1)
+
+
+@dataclass(frozen=True)
+class JobAllocation:
+    """One job's state, vCPUs, weight and thread count (fixed once it was launched)."""
+
+    state: JobState = JobState.PENDING
+    cores: tuple[int, ...] = ()
+    weight: Weight = Weight.NORMAL
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """
+    One thing to actuate.
+
+    `what` is one of service-cores, start, cores, weight, pause, resume.
+    """
+
+    what: str
+    job: str = ""
+    cores: tuple[int, ...] = ()
+    weight: Weight = Weight.NORMAL
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """memcached's vCPUs and each job's allocation."""
+
+    service_cores: tuple[int, ...]
+    jobs: Mapping[str, JobAllocation] = field(default_factory=dict)
+
+    def validate(self, scenario: Scenario) -> "Allocation":
+        """
+        This allocation, if the scenario's machine could hold it.
+
+        :raises ValueError: naming the job and the fault
+        """
+        vcpus = set(range(scenario.machine.vcpus))
+        if not self.service_cores or not set(self.service_cores) <= vcpus:
+            raise ValueError(f"memcached: cores {self.service_cores} are none of {sorted(vcpus)}")
+        known = {job.name: job for job in scenario.jobs}
+        for name, job in self.jobs.items():
+            if name not in known:
+                raise ValueError(f"{name}: unknown job; known: {', '.join(known)}")
+            if job.state in (JobState.PENDING, JobState.DONE):
+                continue
+            if not job.cores or not set(job.cores) <= vcpus:
+                raise ValueError(f"{name}: cores {job.cores} are none of {sorted(vcpus)}")
+            if job.threads not in known[name].threads:
+                raise ValueError(
+                    f"{name}: {job.threads} threads; allowed are {known[name].threads}"
+                )
+        return self
+
+    def changes_from(self, current: "Allocation") -> tuple[Change, ...]:
+        """
+        What to actuate to get from `current` to this; nothing that is already true.
+
+        :param current: the allocation in force, over the same jobs
+        """
+        changes: list[Change] = []
+        if set(self.service_cores) != set(current.service_cores):
+            changes.append(Change("service-cores", cores=self.service_cores))
+        for name, wanted in self.jobs.items():
+            changes.extend(_job_changes(name, current.jobs.get(name, JobAllocation()), wanted))
+        return tuple(changes)
+
+
+def _job_changes(name: str, now: JobAllocation, wanted: JobAllocation) -> list[Change]:
+    running, paused = JobState.RUNNING, JobState.PAUSED
+    if now.state == JobState.DONE or wanted.state not in (running, paused):
+        return []
+    if now.state == JobState.PENDING:
+        if wanted.state == paused:
+            return []
+        return [Change("start", name, wanted.cores, wanted.weight, wanted.threads)]
+    changes = []
+    if set(wanted.cores) != set(now.cores):
+        changes.append(Change("cores", name, cores=wanted.cores))
+    if wanted.weight != now.weight:
+        changes.append(Change("weight", name, weight=wanted.weight))
+    if wanted.state != now.state:
+        changes.append(Change("pause" if wanted.state == paused else "resume", name))
+    return changes

@@ -1,0 +1,172 @@
+"""
+The control state: everything that a policy's decision reads and writes, as plain arrays.
+
+One row holds what the sensors show, what the policy wishes, what the regulator made of it and
+what both remember. The regulator, the observation and the action encoding are plain functions
+over such a row: the simulator keeps thousands of rows in one structured array and compiles the
+functions; the live loop keeps a single `ControlState` and runs them as they are. So they cannot
+drift apart.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from env.allocation import Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
+from env.scenario import Scenario
+
+STATES, WEIGHTS = tuple(JobState), tuple(Weight)
+
+HISTORY = 3
+"""How many past load readings the observation carries."""
+
+
+def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
+    """
+    The fields of a control row, as a NumPy dtype description.
+
+    :param n_jobs: J, number of batch jobs
+    :param n_vcpus: C, number of vCPUs
+    """
+    jobs, whole, real = (n_jobs,), "i8", "f8"
+    return [
+        # Limits, from the scenario.
+        ("n_vcpus", whole),
+        ("share_service_cores", whole),
+        ("service_dwell_s", real),
+        ("pause_dwell_s", real),
+        ("move_dwell_s", real),
+        ("memory_mib", whole),
+        ("job_memory_mib", whole, jobs),
+        ("job_work_s", real, jobs),  # seconds alone on one vCPU, scales progress
+        ("qps_scale", real),
+        ("wake_qps", real),
+        ("hold_s", real),
+        # What the sensors show.
+        ("now_s", real),
+        ("qps", real),  # over the last polling window
+        ("cpu_cores", real),  # memcached's CPU use over the last polling window
+        ("job_state", whole, jobs),  # JobState
+        ("job_cpu_s", real, jobs),
+        # What the policy wishes.
+        ("wish_service", whole),
+        ("wish_state", whole, jobs),
+        ("wish_set", whole, jobs),  # where a job may go; `env.action` turns it into vCPUs
+        ("wish_cores", whole, jobs),
+        ("wish_weight", whole, jobs),
+        ("wish_threads", whole, jobs),
+        # What the regulator made of it: the allocation sent to the actuator.
+        ("service", whole),
+        ("state", whole, jobs),
+        ("cores", whole, jobs),
+        ("weight", whole, jobs),
+        ("threads", whole, jobs),
+        # What the regulator and the observation remember.
+        ("grown_at_s", real),
+        ("paused_at_s", real, jobs),
+        ("moved_at_s", real, jobs),
+        ("past_qps", real, (HISTORY,)),
+        ("settled_qps", real),  # load level the policy last saw move
+        ("load_moved_at_s", real),
+        ("load_gap_s", real),  # time between the last two moves
+        ("decided_at_s", real),
+        ("kept", whole),  # 1 when the last action changed nothing
+        # Counts over the episode.
+        ("illegal_edits", whole),
+        ("overruled", whole),
+        ("overruled_reasons", whole),  # reasons of the last decision, a sum of regulator flags
+    ]
+
+
+def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[str, Any]:
+    """
+    A control row before the first decision: memcached on its largest set, no job started.
+
+    :param scenario: the problem
+    :param job_work_s: seconds each job needs alone on one vCPU, from the profile
+    """
+    n_jobs, machine, rules = len(scenario.jobs), scenario.machine, scenario.regulation
+    refuge = mask_of(scenario.service.core_choices[-1])
+    everything = (1 << machine.vcpus) - 1
+    long_ago = -1e6
+    values: dict[str, Any] = {
+        name: [0] * shape[0][0] if shape else 0
+        for name, _, *shape in control_fields(n_jobs, machine.vcpus)
+    }
+    values.update(
+        n_vcpus=machine.vcpus,
+        share_service_cores=int(rules.share_service_cores),
+        service_dwell_s=rules.service_dwell_s,
+        pause_dwell_s=rules.pause_dwell_s,
+        move_dwell_s=rules.move_dwell_s,
+        memory_mib=machine.memory_mib,
+        job_memory_mib=[job.memory_mib for job in scenario.jobs],
+        job_work_s=[job_work_s[name] for name in scenario.job_names],
+        qps_scale=float(scenario.load.qps_max),
+        wake_qps=scenario.control.wake_qps,
+        hold_s=scenario.control.hold_s,
+        wish_service=refuge,
+        wish_set=[everything] * n_jobs,
+        wish_cores=[everything] * n_jobs,
+        wish_weight=[int(Weight.NORMAL)] * n_jobs,
+        wish_threads=[max(job.threads) for job in scenario.jobs],
+        service=refuge,
+        cores=[everything] * n_jobs,
+        weight=[int(Weight.NORMAL)] * n_jobs,
+        threads=[max(job.threads) for job in scenario.jobs],
+        grown_at_s=long_ago,
+        paused_at_s=[long_ago] * n_jobs,
+        moved_at_s=[long_ago] * n_jobs,
+        load_moved_at_s=0.0,
+        kept=1,
+    )
+    return values
+
+
+class ControlState(SimpleNamespace):
+    """A single control row as a plain object, for the live loop (lists beat arrays there)."""
+
+    @classmethod
+    def initial(cls, scenario: Scenario, job_work_s: Mapping[str, float]) -> "ControlState":
+        """The row before the first decision; see `initial_values`."""
+        return cls(**initial_values(scenario, job_work_s))
+
+
+def control_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
+    """The control row as a NumPy structured type."""
+    return np.dtype(control_fields(n_jobs, n_vcpus), align=True)
+
+
+def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
+    """
+    Write an allocation into the row as the policy's wish.
+
+    :param control: a control row
+    :param allocation: what the policy wants; jobs it does not name keep their last wish
+    :param scenario: gives the order of the jobs
+    """
+    control.wish_service = mask_of(allocation.service_cores)
+    # Reading a field of a NumPy row is slow, so each is read once.
+    states, cores = control.wish_state, control.wish_cores
+    weights, threads = control.wish_weight, control.wish_threads
+    for index, name in enumerate(scenario.job_names):
+        job = allocation.jobs.get(name)
+        if job is None or job.state in (JobState.PENDING, JobState.DONE):
+            continue
+        states[index] = int(job.state)
+        cores[index] = mask_of(job.cores)
+        weights[index] = int(job.weight)
+        threads[index] = job.threads
+
+
+def regulated(control: Any, scenario: Scenario) -> Allocation:
+    """The allocation that the regulator let through, as a value."""
+    fields = (control.state, control.cores, control.weight, control.threads)
+    rows = zip(scenario.job_names, *(np.asarray(field).tolist() for field in fields), strict=True)
+    jobs = {
+        name: JobAllocation(STATES[state], cores_of(cores), WEIGHTS[weight], threads)
+        for name, state, cores, weight, threads in rows
+    }
+    return Allocation(cores_of(int(control.service)), jobs)

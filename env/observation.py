@@ -1,0 +1,107 @@
+"""
+The observation: fixed, documented scaling of what a control row holds.
+
+No running statistics, so nothing can be lost between training and deployment, and nothing
+that a VM could not show. Layout, with J jobs and C vCPUs:
+
+| features | content | scale |
+|---|---|---|
+| 1 | load [requests/s] | largest load of the scenario |
+| 1 | memcached's CPU use [vCPUs] | C |
+| 1 | memcached's CPU use per vCPU it holds | 1 |
+| HISTORY | earlier loads, the latest first | as the load |
+| 1 | time since the load moved, at most 20 s | 10 s |
+| 1 | time between its last two moves, at most 20 s | 10 s |
+| 1 | time since memcached's vCPUs grew, at most its dwell time | dwell time |
+| 1 | time since the last decision, at most the hold time | hold time |
+| 1 | last action changed nothing | 0 / 1 |
+| C | vCPU belongs to memcached | 0 / 1 |
+| J x (7 + C) | job pending, running, paused, done; CPU time over solo work, at most 2; | 0 / 1, 1 |
+| | threads; background weight; vCPU belongs to the job | C, 0 / 1 |
+| n_edits | the action mask (`env.action.legal_edits`) | 0 / 1 |
+
+The allocation shown is the regulated one: what was sent to the actuator, the last actions
+included, because actions take effect late.
+"""
+
+from env.control import HISTORY
+from env.scenario import Scenario
+
+VERSION = 1
+"""Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
+
+GLOBAL_FEATURES = 8 + HISTORY
+JOB_FEATURES = 7
+LONG_S = 10.0
+
+PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
+BACKGROUND = 0
+
+
+def feature_count(scenario: Scenario) -> int:
+    """Number of features before the action mask."""
+    vcpus = scenario.machine.vcpus
+    return GLOBAL_FEATURES + vcpus + len(scenario.jobs) * (JOB_FEATURES + vcpus)
+
+
+def remember(control):
+    """Move the load history on by one decision; call once a decision, before `observe`."""
+    if abs(control.qps - control.settled_qps) > control.wake_qps:
+        control.settled_qps = control.qps
+        control.load_gap_s = control.now_s - control.load_moved_at_s
+        control.load_moved_at_s = control.now_s
+
+
+def shift_history(control):
+    """Append the load this decision was taken on to the history; call once it was taken."""
+    for age in range(len(control.past_qps) - 1, 0, -1):
+        control.past_qps[age] = control.past_qps[age - 1]
+    control.past_qps[0] = control.qps
+    control.decided_at_s = control.now_s
+
+
+def observe(control, features):
+    """
+    Write the features of a control row.
+
+    :param control: a control row, readings up to date
+    :param features: float[feature_count], receives the values
+    """
+    n_vcpus = control.n_vcpus
+    held = 0
+    for vcpu in range(n_vcpus):
+        held += (control.service >> vcpu) & 1
+    features[0] = control.qps / control.qps_scale
+    features[1] = control.cpu_cores / n_vcpus
+    features[2] = control.cpu_cores / max(held, 1)
+    at = 3
+    for age in range(len(control.past_qps)):
+        features[at] = control.past_qps[age] / control.qps_scale
+        at += 1
+    features[at] = min(control.now_s - control.load_moved_at_s, 2 * LONG_S) / LONG_S
+    features[at + 1] = min(control.load_gap_s, 2 * LONG_S) / LONG_S
+    features[at + 2] = (
+        min(control.now_s - control.grown_at_s, control.service_dwell_s) / control.service_dwell_s
+    )
+    features[at + 3] = min(control.now_s - control.decided_at_s, control.hold_s) / control.hold_s
+    features[at + 4] = control.kept
+    at += 5
+    for vcpu in range(n_vcpus):
+        features[at] = (control.service >> vcpu) & 1
+        at += 1
+    for job in range(len(control.state)):
+        state = control.state[job]
+        if control.job_state[job] == DONE:
+            state = DONE
+        features[at] = 1.0 if state == PENDING else 0.0
+        features[at + 1] = 1.0 if state == RUNNING else 0.0
+        features[at + 2] = 1.0 if state == PAUSED else 0.0
+        features[at + 3] = 1.0 if state == DONE else 0.0
+        features[at + 4] = min(control.job_cpu_s[job] / control.job_work_s[job], 2.0)
+        active = state == RUNNING or state == PAUSED
+        features[at + 5] = control.threads[job] / n_vcpus if active else 0.0
+        features[at + 6] = 1.0 if active and control.weight[job] == BACKGROUND else 0.0
+        at += JOB_FEATURES
+        for vcpu in range(n_vcpus):
+            features[at] = (control.cores[job] >> vcpu) & 1 if active else 0.0
+            at += 1

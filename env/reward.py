@@ -1,0 +1,59 @@
+"""
+The reward of one decision, in named terms. One unit is `UNIT_S` seconds of makespan.
+
+- `time`: minus the seconds that passed.
+- `slo`: minus the time cost of breaking the SLO: `VIOLATION_WEIGHT` times the length of each
+  interval that broke it, when it ends, and `SEVERITY_WEIGHT` times the time's worth of
+  requests over the SLO as they occur, so that an interval already lost is not free to
+  sacrifice.
+- `churn`: minus `ACTUATION_COST_S` for each change that is actuated, so that of two equally fast
+  schedules the calmer one wins.
+- `shaping`: potential-based, gamma Phi(s') - Phi(s) (Ng, Harada, Russell 1999), which leaves the
+  best policy what it is. Phi is minus the time the remaining work would take at a fixed rate;
+  it is 0 once all jobs are done, but not when an episode is cut off.
+"""
+
+UNIT_S = 10.0
+VIOLATION_WEIGHT = 3.0
+SEVERITY_WEIGHT = 3.0
+ACTUATION_COST_S = 0.1
+
+WORK_RATE_PER_VCPU = 0.5
+"""Solo-core seconds of work per vCPU and second that Phi counts on; SMT costs the other half."""
+
+TERMS = ("time", "slo", "churn", "shaping")
+
+
+def time_term(elapsed_s):
+    """Cost of time."""
+    return -elapsed_s / UNIT_S
+
+
+def slo_term(violated_s, over_slo_s):
+    """
+    Cost of breaking the SLO.
+
+    :param violated_s: total length of the intervals that ended in violation [s]
+    :param over_slo_s: integral over time of the fraction of requests over the SLO [s]
+    """
+    return -(VIOLATION_WEIGHT * violated_s + SEVERITY_WEIGHT * over_slo_s) / UNIT_S
+
+
+def churn_term(actuations):
+    """Cost of changes."""
+    return -ACTUATION_COST_S * actuations / UNIT_S
+
+
+def potential(work_left_s, n_vcpus):
+    """
+    Phi of a state that is not terminal.
+
+    :param work_left_s: solo-core seconds of work left in all jobs
+    :param n_vcpus: vCPUs of the machine
+    """
+    return -work_left_s / (WORK_RATE_PER_VCPU * n_vcpus) / UNIT_S
+
+
+def shaping_term(gamma, potential_before, potential_after):
+    """Gamma Phi(s') - Phi(s)."""
+    return gamma * potential_after - potential_before

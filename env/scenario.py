@@ -1,0 +1,321 @@
+"""
+A scenario: the machine, the service with its SLO, the batch jobs, the load, the control loop.
+
+Scenarios are YAML files, validated on reading. Shipped ones are found by name
+(`load_scenario("cca-2025")`), others by path.
+"""
+
+import functools
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from env.errors import InputError, validation_message
+
+SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
+PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
+THREADS_TOKEN = "{threads}"
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Machine(_Part):
+    """The virtual machine. `smt_siblings` are pairs of vCPUs that share a physical core."""
+
+    vcpus: Annotated[int, Field(ge=2, le=62)]
+    smt_siblings: tuple[tuple[int, int], ...] = ()
+    memory_mib: PositiveInt
+
+    @model_validator(mode="after")
+    def _siblings_exist(self) -> "Machine":
+        seen: set[int] = set()
+        for pair in self.smt_siblings:
+            for vcpu in pair:
+                if not 0 <= vcpu < self.vcpus:
+                    raise ValueError(
+                        f"smt_siblings: vCPU {vcpu} does not exist; "
+                        f"allowed are 0 to {self.vcpus - 1}"
+                    )
+                if vcpu in seen:
+                    raise ValueError(f"smt_siblings: vCPU {vcpu} may have one sibling only")
+                seen.add(vcpu)
+        return self
+
+    def sibling_of(self, vcpu: int) -> int:
+        """The vCPU on the same physical core, or -1."""
+        for first, second in self.smt_siblings:
+            if vcpu in (first, second):
+                return second if vcpu == first else first
+        return -1
+
+    @property
+    def physical_cores(self) -> tuple[tuple[int, ...], ...]:
+        """The vCPUs of each physical core."""
+        cores = {tuple(sorted(pair)) for pair in self.smt_siblings}
+        paired = {vcpu for pair in cores for vcpu in pair}
+        return tuple(sorted(cores | {(v,) for v in range(self.vcpus) if v not in paired}))
+
+
+class Service(_Part):
+    """
+    The latency-critical service.
+
+    `core_choices` are the vCPU sets a policy may give it; the largest is its refuge.
+    """
+
+    name: Literal["memcached"] = "memcached"
+    threads: PositiveInt
+    slo_us: PositiveFloat
+    core_choices: tuple[tuple[int, ...], ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _choices_grow(self) -> "Service":
+        for smaller, larger in zip(self.core_choices, self.core_choices[1:], strict=False):
+            if not set(smaller) < set(larger):
+                raise ValueError("core_choices: each set must contain the one before it")
+        if not self.core_choices[0]:
+            raise ValueError("core_choices: memcached needs at least one vCPU")
+        return self
+
+
+class Job(_Part):
+    """
+    A batch job.
+
+    `command` is a list of arguments in which the literal token `{threads}` stands for the
+    thread count, fixed at launch. `memory_mib` is the limit the container gets.
+    """
+
+    name: Name
+    image: str = ""
+    command: tuple[str, ...] = Field(min_length=1)
+    threads: tuple[PositiveInt, ...] = Field(min_length=1)
+    memory_mib: PositiveInt
+
+    @model_validator(mode="after")
+    def _threads_grow(self) -> "Job":
+        if list(self.threads) != sorted(set(self.threads)):
+            raise ValueError("threads: list each allowed count once, in rising order")
+        return self
+
+    def launch_command(self, threads: int) -> tuple[str, ...]:
+        """
+        The arguments to run with.
+
+        :param threads: thread count, one of `threads`
+        :raises InputError: if the job does not allow that count
+        """
+        if threads not in self.threads:
+            allowed = ", ".join(map(str, self.threads))
+            raise InputError(f"job {self.name}: {threads} threads; allowed are {allowed}")
+        return tuple(part.replace(THREADS_TOKEN, str(threads)) for part in self.command)
+
+
+class Load(_Part):
+    """mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds."""
+
+    qps_min: PositiveInt
+    qps_max: Annotated[int, Field(gt=0, lt=2**31 - 2)]  # mcperf draws 31-bit numbers
+    interval_s: PositiveFloat
+    duration_s: PositiveFloat
+
+    @model_validator(mode="after")
+    def _range(self) -> "Load":
+        if self.qps_min > self.qps_max:
+            raise ValueError(f"qps_min {self.qps_min} is above qps_max {self.qps_max}")
+        if self.interval_s > self.duration_s:
+            raise ValueError(
+                f"interval_s {self.interval_s} is longer than duration_s {self.duration_s}"
+            )
+        return self
+
+
+class Control(_Part):
+    """
+    The control loop.
+
+    Sensors are polled every `period_s`. A policy that sleeps until something happens is woken
+    at the first poll after a job ended or after the load moved by more than `wake_qps`, and at
+    the latest `hold_s` after its last decision.
+    """
+
+    period_s: PositiveFloat
+    hold_s: PositiveFloat
+    wake_qps: PositiveFloat
+
+    @model_validator(mode="after")
+    def _hold(self) -> "Control":
+        if self.hold_s < self.period_s:
+            raise ValueError(f"hold_s {self.hold_s} is shorter than period_s {self.period_s}")
+        return self
+
+
+class Regulation(_Part):
+    """
+    The bounds the regulator keeps any policy to.
+
+    :param share_service_cores: whether background-weight jobs may run on memcached's vCPUs
+    :param service_dwell_s: memcached keeps vCPUs at least this long after it was given them
+    :param pause_dwell_s: a job is not paused again before this time has passed
+    :param move_dwell_s: a job's vCPUs do not change again before this time has passed, unless
+        memcached takes them
+    """
+
+    share_service_cores: bool = True
+    service_dwell_s: PositiveFloat = 1.0
+    pause_dwell_s: PositiveFloat = 30.0
+    move_dwell_s: PositiveFloat = 1.0
+
+
+class Delays(_Part):
+    """Actuation and sensing delays that replace the profile's measured ones (seconds)."""
+
+    api_latency_median_s: PositiveFloat | None = None
+    api_latency_p90_s: PositiveFloat | None = None
+    api_latency_p99_s: PositiveFloat | None = None
+    fast_latency_s: PositiveFloat | None = None
+    container_start_s: PositiveFloat | None = None
+    sensor_noise: PositiveFloat | None = None
+
+
+class Scenario(_Part):
+    """Everything that defines one colocation problem."""
+
+    name: Name
+    description: str
+    profile: Name
+    machine: Machine
+    service: Service
+    jobs: tuple[Job, ...] = Field(min_length=1, max_length=32)
+    load: Load
+    control: Control
+    regulation: Regulation = Regulation()
+    delays: Delays = Delays()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Scenario":
+        names = [job.name for job in self.jobs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"jobs: {name} is listed twice")
+        for choice in self.service.core_choices:
+            for vcpu in choice:
+                if not 0 <= vcpu < self.machine.vcpus:
+                    raise ValueError(
+                        f"service.core_choices: vCPU {vcpu} does not exist; "
+                        f"allowed are 0 to {self.machine.vcpus - 1}"
+                    )
+        for job in self.jobs:
+            if job.memory_mib > self.machine.memory_mib:
+                raise ValueError(
+                    f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
+                    f"{self.machine.memory_mib}"
+                )
+        known = profile_names()
+        if self.profile not in known:
+            raise ValueError(f"profile: unknown profile {self.profile}; known: {', '.join(known)}")
+        fitted = profile_jobs(self.profile)
+        for name in names:
+            if name not in fitted:
+                raise ValueError(
+                    f"jobs: unknown job {name}; profile {self.profile} knows {', '.join(fitted)}"
+                )
+        return self
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """The jobs in the order every array uses."""
+        return tuple(job.name for job in self.jobs)
+
+    def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
+        """
+        A validated copy with some fields replaced.
+
+        :param parts: for each part the fields to replace, e.g. `load={"interval_s": 5.0}`
+        :raises InputError: if the result is not a valid scenario
+        """
+        content = self.model_dump()
+        for part, fields in parts.items():
+            content[part] = {**content[part], **fields}
+        return _validated(self.name, content)
+
+
+def scenario_names() -> list[str]:
+    """The shipped scenarios."""
+    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
+
+
+def profile_names() -> list[str]:
+    """The shipped profiles of fitted parameters."""
+    return sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml"))
+
+
+@functools.cache
+def profile_jobs(profile: str) -> tuple[str, ...]:
+    """The jobs a shipped profile has parameters for."""
+    text = (PROFILE_FOLDER / f"{profile}.yaml").read_text(encoding="utf-8")
+    return tuple(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["jobs"])
+
+
+def load_scenario(name_or_path: str | Path) -> Scenario:
+    """
+    Read and validate a scenario.
+
+    :param name_or_path: a shipped scenario's name, or a YAML file
+    :raises InputError: one line that names the file, the field and what is allowed
+    """
+    path = Path(name_or_path)
+    if str(name_or_path) in scenario_names():
+        path = SCENARIO_FOLDER / f"{name_or_path}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(scenario_names())
+        raise InputError(
+            f"{name_or_path}: cannot be read as a scenario ({type(error).__name__}); "
+            f"give a YAML file or one of: {known}"
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise InputError(f"{path}: not valid YAML{line}") from error
+    return _validated(path, content)
+
+
+def _validated(origin: Path | str, content: object) -> Scenario:
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as error:
+        raise InputError(validation_message(origin, error, _allowed_fields(error))) from error
+
+
+def _allowed_fields(error: ValidationError) -> str:
+    """The fields of the part in which the first fault lies."""
+    parts: dict[str, type[BaseModel]] = {
+        "machine": Machine,
+        "service": Service,
+        "jobs": Job,
+        "load": Load,
+        "control": Control,
+        "regulation": Regulation,
+        "delays": Delays,
+    }
+    faults = error.errors()
+    unknown = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+    location = unknown["loc"]
+    part = parts.get(str(location[0]), Scenario) if len(location) > 1 else Scenario
+    return f"; allowed are {', '.join(part.model_fields)}"

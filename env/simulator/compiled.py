@@ -1,0 +1,51 @@
+"""
+One way to compile the simulator, with a cache that edited physics cannot outlive.
+
+numba's own cache looks at the file of the function it compiles, not at the functions that
+are inlined from other modules, so a stale kernel could go on paying an old reward. The cache
+folder is therefore named after a fingerprint of every source file of `env`.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.extending import register_jitable
+
+ENV_FOLDER = Path(__file__).resolve().parents[1]
+
+
+def source_fingerprint(folder: Path = ENV_FOLDER) -> str:
+    """Digest of the names and contents of all Python files below `folder`."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels of exactly these sources are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "coretide" / source_fingerprint()
+
+
+numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile a scalar function; division by zero follows IEEE 754, as NumPy's does."""
+    return numba.njit(error_model="numpy", cache=True, nogil=True)(function)
+
+
+def callable_from_kernel(*functions: Callable[..., Any]) -> None:
+    """
+    Let compiled code call plain functions that the live loop runs uncompiled.
+
+    The functions stay what they are, so that the live agent never imports numba.
+    """
+    for function in functions:
+        register_jitable(function)

@@ -1,0 +1,102 @@
+"""
+The state of one simulated machine: a control row (`env.control`) plus the world behind it.
+
+All hosts of a batch live in one structured array, so that a host's state is one stretch of
+memory and the kernel reads it by name.
+"""
+
+import numpy as np
+
+from env.control import control_fields
+from env.reward import TERMS
+from env.simulator.jobs import JOB_FIELDS
+from env.simulator.profile import HOST_FIELDS
+from env.simulator.service import SERVICE_FIELDS
+
+MIXTURE = 12
+"""How many different latency levels an interval keeps apart; more are merged with the nearest."""
+
+
+def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
+    """
+    The structured type of one simulated host.
+
+    :param n_jobs: J, number of batch jobs
+    :param n_vcpus: C, number of vCPUs
+    """
+    jobs, vcpus, whole, real = (n_jobs,), (n_vcpus,), "i8", "f8"
+    fields = control_fields(n_jobs, n_vcpus)
+    fields += [
+        # The machine and its physics (a profile, or one draw from its uncertainty).
+        ("sibling", whole, vcpus),
+        ("batch_sibling", whole, vcpus),  # the pairing that the profile's job data show
+        ("service_threads", whole),
+        ("slo_us", real),
+        ("period_s", real),
+        ("interval_s", real),
+        ("duration_s", real),
+        ("service_params", real, (len(SERVICE_FIELDS),)),
+        ("job_params", real, (n_jobs, len(JOB_FIELDS))),
+        ("host_params", real, (len(HOST_FIELDS),)),
+        ("random", whole, (2,)),
+        # The load.
+        ("interval", whole),
+        ("interval_ends_s", real),
+        ("load_qps", real),  # offered at the server now
+        ("backlog", real),  # requests the clients are behind their schedule
+        # What was sent to the actuator, when it lands (inf: nothing under way), what is in force.
+        ("sent_service", whole),
+        ("sent_state", whole, jobs),
+        ("sent_cores", whole, jobs),
+        ("sent_weight", whole, jobs),
+        ("service_lands_s", real),
+        ("lands_s", real, jobs),  # a start, pause or resume
+        ("move_lands_s", real, jobs),  # a change of vCPUs or weight
+        ("api_free_s", real),
+        ("true_service", whole),
+        ("true_state", whole, jobs),
+        ("true_cores", whole, jobs),
+        ("true_weight", whole, jobs),
+        # The jobs.
+        ("overhead_left_s", real, jobs),
+        ("work_left_s", real, jobs),
+        ("start_s", real, jobs),
+        ("end_s", real, jobs),
+        ("paused_s", real, jobs),
+        # Rates, valid until the next event.
+        ("running", "u1", jobs),
+        ("speed", real, jobs),
+        ("used", real, (n_jobs, n_vcpus)),
+        ("occupancy", real, vcpus),
+        ("background", real, vcpus),
+        ("equal", real, vcpus),
+        ("p95_us", real),
+        ("capacity_qps", real),
+        ("service_cpu", real),
+        ("slow_fraction", real),  # of requests over the SLO
+        # The measurement interval under way.
+        ("sent_requests", real),
+        ("slow_requests", real),
+        ("mix_weight", real, (MIXTURE,)),
+        ("mix_p95", real, (MIXTURE,)),
+        ("mix_count", whole),
+        ("interval_p95_us", real),  # of the last interval that ended
+        # Counters a VM would have.
+        ("requests", real),
+        ("service_cpu_s", real),
+        ("service_wait_s", real),
+        ("vcpu_busy_s", real, vcpus),
+        # Waking a sleeping policy.
+        ("until_s", real),
+        ("wake_on_events", whole),
+        # The reward and the episode's figures.
+        ("violated_s", real),
+        ("over_slo_s", real),
+        ("intervals", whole),
+        ("violations", whole),
+        ("actuations", whole),
+        ("pauses", whole, jobs),
+        ("decisions", whole),
+        ("term_sums", real, (len(TERMS),)),
+    ]
+    return np.dtype(fields, align=True)

@@ -1,0 +1,541 @@
+"""
+One simulated host, one step at a time: the equations that join load, service, jobs and control.
+
+Between two events (the load moves, an actuation lands, a job ends, a backlog is gone, the
+policy decides) every rate is constant, so a host is advanced from event to event exactly, with
+no time step to choose. Every function takes a host row `h` (`env.simulator.host`) and is plain
+scalar Python; numba compiles it, and `function.py_func` is the same code uncompiled.
+
+What is assumed where the measured runs say little: requests that the clients could not send in
+time are sent later (a backlog that grows with load - capacity and drains with capacity - load,
+memcached answering at its plateau meanwhile).
+"""
+
+import math
+
+from env import action, observation, regulator, reward
+from env.simulator.compiled import callable_from_kernel, compiled
+from env.simulator.host import MIXTURE
+from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
+from env.simulator.profile import HOST_FIELDS
+from env.simulator.random import api_latency, noise
+from env.simulator.service import TAIL_SHAPE, mixture_p95, service_state, tail_fraction
+
+callable_from_kernel(
+    action.job_readiness,
+    action.is_legal,
+    action.legal_edits,
+    action.apply_edit,
+    action.resolve_sets,
+    observation.remember,
+    observation.shift_history,
+    observation.observe,
+    regulator.overrule,
+    regulator.regulate_service,
+    regulator.regulate_jobs,
+    regulator.hold_pause,
+    regulator.place,
+    regulator.pass_through,
+    reward.time_term,
+    reward.slo_term,
+    reward.churn_term,
+    reward.potential,
+    reward.shaping_term,
+)
+
+PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
+NORMAL = 1
+
+API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
+API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
+API_P99_S = HOST_FIELDS.index("api_latency_p99_s")
+FAST_LATENCY_S = HOST_FIELDS.index("fast_latency_s")
+CONTAINER_START_S = HOST_FIELDS.index("container_start_s")
+MIGRATION_COST_S = HOST_FIELDS.index("migration_cost_s")
+RESUME_COST_S = HOST_FIELDS.index("resume_cost_s")
+SENSOR_NOISE = HOST_FIELDS.index("sensor_noise")
+
+# Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
+# with background work, and with work of equal weight on its vCPUs.
+CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
+
+# An interval breaks the SLO when more than this fraction of its requests exceeds it.
+SLOW_LIMIT = 0.05
+
+TERMINATED, TRUNCATED = 1, 2
+_SOON_S = 1e-9
+_NO_BACKLOG = 1e-3  # requests
+
+
+# --- rates: what holds until the next event ---------------------------------------------------
+
+
+@compiled
+def refresh(h):
+    """Bring latency, shares and speeds up to date with the load and the allocation in force."""
+    n_jobs, n_vcpus = h.used.shape
+    for job in range(n_jobs):
+        h.running[job] = 1 if h.true_state[job] == RUNNING else 0
+    # First what memcached asks for, taking every vCPU that batch work may use as busy: how the
+    # vCPUs it shares or has for siblings are really used follows from that.
+    for vcpu in range(n_vcpus):
+        h.background[vcpu] = 0.0
+        h.equal[vcpu] = 0.0
+        for job in range(n_jobs):
+            if h.running[job] and (h.true_cores[job] >> vcpu) & 1:
+                if h.true_weight[job] == NORMAL:
+                    h.equal[vcpu] = 1.0
+                else:
+                    h.background[vcpu] = 1.0
+    demand = h.load_qps
+    _, capacity, _ = service_state(
+        demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
+        h.service_params,
+    )  # fmt: skip
+    if h.backlog > 0.0:
+        demand = capacity
+    for vcpu in range(n_vcpus):
+        held = (h.true_service >> vcpu) & 1
+        h.occupancy[vcpu] = held * min(1.0, demand / capacity)
+    pressure = job_speeds(
+        h.running, h.threads, h.true_cores, h.true_weight, h.batch_sibling, h.occupancy,
+        h.job_params, h.host_params, h.speed, h.used,
+    )  # fmt: skip
+    for vcpu in range(n_vcpus):
+        h.background[vcpu] = 0.0
+        h.equal[vcpu] = 0.0
+        for job in range(n_jobs):
+            if h.true_weight[job] == NORMAL:
+                h.equal[vcpu] += h.used[job, vcpu]
+            else:
+                h.background[vcpu] += h.used[job, vcpu]
+    h.p95_us, h.capacity_qps, h.service_cpu = service_state(
+        h.load_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
+        h.service_params,
+    )  # fmt: skip
+    if h.backlog > 0.0:
+        h.p95_us, h.capacity_qps, h.service_cpu = service_state(
+            h.capacity_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal,
+            pressure, h.service_params,
+        )  # fmt: skip
+    h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.service_params[TAIL_SHAPE])
+
+
+@compiled
+def next_event(h):
+    """Time of whatever changes a rate first, at most `h.until_s`."""
+    first = min(h.until_s, h.interval_ends_s, h.service_lands_s)
+    for job in range(h.lands_s.shape[0]):
+        first = min(first, h.lands_s[job], h.move_lands_s[job])
+        if h.true_state[job] == RUNNING and h.speed[job] > 0.0:
+            left = h.overhead_left_s[job] + h.work_left_s[job] / h.speed[job]
+            first = min(first, h.now_s + left)
+    if h.backlog > 0.0 and h.capacity_qps > h.load_qps:
+        first = min(first, h.now_s + h.backlog / (h.capacity_qps - h.load_qps))
+    return max(first, h.now_s)
+
+
+@compiled
+def elapse(h, step_s):
+    """Let time pass at the present rates."""
+    rate = h.load_qps
+    if h.backlog > 0.0 or rate > h.capacity_qps:
+        rate = h.capacity_qps
+    count_requests(h, rate * step_s)
+    h.backlog += (h.load_qps - h.capacity_qps) * step_s
+    if h.backlog < _NO_BACKLOG:
+        h.backlog = 0.0
+    h.over_slo_s += h.slow_fraction * step_s
+    h.requests += rate * step_s
+    h.service_cpu_s += h.service_cpu * step_s
+    contended = 0.0
+    for vcpu in range(h.occupancy.shape[0]):
+        h.vcpu_busy_s[vcpu] += step_s * min(
+            1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu]
+        )
+        if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
+            contended = 1.0
+    h.service_wait_s += (
+        h.service_cpu * step_s * (CALM_WAIT + (CONTENDED_WAIT - CALM_WAIT) * contended)
+    )
+    for job in range(h.work_left_s.shape[0]):
+        if h.true_state[job] == RUNNING:
+            for vcpu in range(h.occupancy.shape[0]):
+                h.job_cpu_s[job] += h.used[job, vcpu] * step_s
+            launching = min(step_s, h.overhead_left_s[job])
+            h.overhead_left_s[job] -= launching
+            h.work_left_s[job] -= h.speed[job] * (step_s - launching)
+        elif h.true_state[job] == PAUSED:
+            h.paused_s[job] += step_s
+    h.now_s += step_s
+
+
+@compiled
+def count_requests(h, count):
+    """Add requests served at the present latency to the interval under way."""
+    h.sent_requests += count
+    h.slow_requests += count * h.slow_fraction
+    nearest, distance = -1, math.inf
+    for level in range(h.mix_count):
+        apart = abs(h.mix_p95[level] - h.p95_us)
+        if apart < distance:
+            nearest, distance = level, apart
+    if distance > 0.0 and h.mix_count < MIXTURE:
+        nearest = h.mix_count
+        h.mix_p95[nearest] = h.p95_us
+        h.mix_weight[nearest] = 0.0
+        h.mix_count += 1
+    h.mix_weight[nearest] += count
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+@compiled
+def end_interval(h):
+    """Close the measurement interval: it counts when it overlaps the batch window."""
+    started = False
+    for job in range(h.start_s.shape[0]):
+        started |= h.start_s[job] <= h.interval_ends_s
+    h.interval_p95_us = mixture_p95(
+        h.mix_weight, h.mix_p95, h.mix_count, h.service_params[TAIL_SHAPE]
+    )
+    if started:
+        h.intervals += 1
+        if h.slow_requests > SLOW_LIMIT * h.sent_requests:
+            h.violations += 1
+            h.violated_s += h.interval_s
+    h.sent_requests = 0.0
+    h.slow_requests = 0.0
+    h.mix_count = 0
+
+
+@compiled
+def begin_interval(h, targets):
+    """Move the load to its next target; wake a sleeping policy if it can see the move."""
+    h.interval += 1
+    before = h.load_qps
+    h.load_qps = targets[min(h.interval, targets.shape[0] - 1)]
+    h.interval_ends_s += h.interval_s
+    if abs(h.load_qps - before) > h.wake_qps:
+        # The first poll whose whole window lies after the move.
+        wake(h, h.now_s + h.period_s)
+
+
+@compiled
+def wake(h, earliest_s):
+    """End a sleeping policy's step at the first poll that is not before `earliest_s`."""
+    if h.wake_on_events:
+        polls = math.ceil((earliest_s - h.decided_at_s) / h.period_s - 1e-6)
+        h.until_s = min(h.until_s, h.decided_at_s + polls * h.period_s)
+
+
+@compiled
+def land_service(h):
+    """Memcached's vCPUs change."""
+    h.true_service = h.sent_service
+    h.service_lands_s = math.inf
+
+
+@compiled
+def land_state(h, job):
+    """Docker has started, paused or resumed a job."""
+    h.lands_s[job] = math.inf
+    was, now = h.true_state[job], h.sent_state[job]
+    if was == PENDING:
+        h.start_s[job] = h.now_s
+        h.overhead_left_s[job] = h.job_params[job, LAUNCH_OVERHEAD_S]
+        h.true_cores[job] = h.sent_cores[job]
+        h.true_weight[job] = h.sent_weight[job]
+    elif was == PAUSED and now == RUNNING:
+        h.work_left_s[job] += h.host_params[RESUME_COST_S]
+    h.true_state[job] = now
+
+
+@compiled
+def land_move(h, job):
+    """A job's vCPUs or weight change; a container that is still starting has none yet."""
+    h.move_lands_s[job] = math.inf
+    if h.true_state[job] == PENDING:
+        return
+    if h.true_cores[job] != h.sent_cores[job]:
+        h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
+    h.true_cores[job] = h.sent_cores[job]
+    h.true_weight[job] = h.sent_weight[job]
+
+
+@compiled
+def finish_jobs(h):
+    """Mark the jobs whose work is done; True if there are any. The next poll shows it."""
+    any_done = False
+    for job in range(h.work_left_s.shape[0]):
+        if (
+            h.true_state[job] == RUNNING
+            and h.overhead_left_s[job] <= _SOON_S
+            and h.work_left_s[job] <= _SOON_S * max(1.0, h.speed[job])
+        ):
+            h.true_state[job] = DONE
+            h.work_left_s[job] = 0.0
+            h.end_s[job] = h.now_s
+            h.lands_s[job] = math.inf
+            h.move_lands_s[job] = math.inf
+            wake(h, h.now_s)
+            any_done = True
+    return any_done
+
+
+@compiled
+def all_done(h):
+    """Whether every job has ended."""
+    for job in range(h.true_state.shape[0]):
+        if h.true_state[job] != DONE:
+            return False
+    return True
+
+
+@compiled
+def advance(h, targets, until_s):
+    """
+    Run the host until `until_s`, until a sleeping policy is woken, or until all jobs are done.
+
+    When all are done the interval under way is completed, so that its p95 counts whole, but the
+    clock of the episode stops at the last job's end.
+    """
+    h.until_s = min(until_s, h.duration_s)
+    while h.now_s < h.until_s - _SOON_S:
+        behind = h.backlog > 0.0
+        elapse(h, next_event(h) - h.now_s)
+        changed = behind != (h.backlog > 0.0)
+        changed |= finish_jobs(h)
+        if h.service_lands_s <= h.now_s + _SOON_S:
+            land_service(h)
+            changed = True
+        for job in range(h.lands_s.shape[0]):
+            if h.lands_s[job] <= h.now_s + _SOON_S:
+                land_state(h, job)
+                changed = True
+            if h.move_lands_s[job] <= h.now_s + _SOON_S:
+                land_move(h, job)
+                changed = True
+        if h.interval_ends_s <= h.now_s + _SOON_S:
+            end_interval(h)
+            begin_interval(h, targets)
+            changed = True
+        if changed:
+            refresh(h)
+        if all_done(h):
+            complete_interval(h)
+            return
+    if h.now_s >= h.duration_s - _SOON_S and h.sent_requests > 0.0:
+        end_interval(h)  # cut short by the time cap; it counts as far as it came
+
+
+@compiled
+def complete_interval(h):
+    """Serve the rest of the last interval without batch work."""
+    ended_s = h.now_s
+    while h.now_s < h.interval_ends_s - _SOON_S:
+        step_s = h.interval_ends_s - h.now_s
+        if h.backlog > 0.0 and h.capacity_qps > h.load_qps:
+            step_s = min(step_s, h.backlog / (h.capacity_qps - h.load_qps))
+        elapse(h, step_s)
+        refresh(h)
+    end_interval(h)
+    h.now_s = ended_s
+
+
+# --- sensing and acting -----------------------------------------------------------------------
+
+
+@compiled
+def sense(h):
+    """Read the sensors: load and CPU over the last polling window, job states."""
+    rate = h.load_qps
+    if h.backlog > 0.0 or rate > h.capacity_qps:
+        rate = h.capacity_qps
+    # Requests arrive at random, so a window's count scatters by its square root at least.
+    spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
+    h.qps = rate * max(0.0, 1.0 + spread * noise(h))
+    h.cpu_cores = h.service_cpu * max(0.0, 1.0 + spread * noise(h))
+    for job in range(h.job_state.shape[0]):
+        h.job_state[job] = h.true_state[job]
+
+
+@compiled
+def send(h):
+    """
+    Send the regulated allocation to the actuator: only what differs from what was sent before.
+
+    vCPU sets and weights are written directly; starting, pausing and resuming are calls to
+    Docker, one after another.
+    """
+    host = h.host_params
+    if h.service != h.sent_service:
+        h.sent_service = h.service
+        h.service_lands_s = h.now_s + host[FAST_LATENCY_S]
+        h.actuations += 1
+    for job in range(h.state.shape[0]):
+        before, after = h.sent_state[job], h.state[job]
+        if after == PENDING or after == DONE:
+            continue
+        if after != before:
+            h.actuations += 1
+            latency = api_latency(h, host[API_MEDIAN_S], host[API_P90_S], host[API_P99_S])
+            if before == PENDING:
+                latency += host[CONTAINER_START_S]
+            elif after == PAUSED:
+                h.pauses[job] += 1
+            h.api_free_s = max(h.api_free_s, h.now_s) + latency
+            h.lands_s[job] = h.api_free_s
+        if before != PENDING:
+            moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
+            if moved or weighed:
+                h.actuations += int(moved) + int(weighed)
+                h.move_lands_s[job] = h.now_s + host[FAST_LATENCY_S]
+        h.sent_state[job] = after
+        h.sent_cores[job] = h.cores[job]
+        h.sent_weight[job] = h.weight[job]
+
+
+@compiled
+def work_left(h):
+    """Solo-core seconds of work left, launch overheads included."""
+    total = 0.0
+    for job in range(h.work_left_s.shape[0]):
+        total += h.work_left_s[job] + h.overhead_left_s[job]
+        if h.true_state[job] == PENDING:
+            total += h.job_params[job, LAUNCH_OVERHEAD_S]
+    return total
+
+
+@compiled
+def apply_wish(h, regulator_on):
+    """Regulate an explicit wish and send what comes of it."""
+    if regulator_on:
+        regulator.regulate_service(h)
+        regulator.regulate_jobs(h)
+    else:
+        regulator.pass_through(h)
+    send(h)
+    h.decisions += 1
+    h.decided_at_s = h.now_s
+
+
+@compiled
+def start_episode(h, targets):
+    """Bring a freshly initialised host to its first decision."""
+    h.load_qps = targets[0]
+    h.settled_qps = h.load_qps
+    refresh(h)
+    sense(h)
+
+
+@compiled
+def step(h, rows, targets, edit, gamma, terms):
+    """
+    One decision of an edit policy: act, let time pass, sense, reward.
+
+    :param h: host row
+    :param rows: int64[n_edits, 5], see `env.action.EditTable`
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    :param edit: index of the edit
+    :param gamma: the trainer's discount, for the shaping term
+    :param terms: float64[4], receives the reward terms (`env.reward.TERMS`)
+    :return: 0, `TERMINATED` or `TRUNCATED`
+    """
+    before_s = h.now_s
+    actuations = h.actuations
+    before = reward.potential(work_left(h), h.n_vcpus)
+    h.violated_s = 0.0
+    h.over_slo_s = 0.0
+    action.apply_edit(h, rows, edit)
+    regulator.regulate_service(h)
+    action.resolve_sets(h)
+    regulator.regulate_jobs(h)
+    send(h)
+    h.decisions += 1
+    observation.shift_history(h)
+    h.wake_on_events = 1
+    advance(h, targets, h.now_s + (h.hold_s if h.kept else h.period_s))
+    sense(h)
+    observation.remember(h)
+    ended = 0
+    after = 0.0
+    if all_done(h):
+        ended = TERMINATED
+    else:
+        after = reward.potential(work_left(h), h.n_vcpus)
+        if h.now_s >= h.duration_s - _SOON_S:
+            ended = TRUNCATED
+    terms[0] = reward.time_term(h.now_s - before_s)
+    terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
+    terms[2] = reward.churn_term(h.actuations - actuations)
+    terms[3] = reward.shaping_term(gamma, before, after)
+    for term in range(terms.shape[0]):
+        h.term_sums[term] += terms[term]
+    return ended
+
+
+@compiled
+def look(h, rows, row):
+    """Write the observation of a host: features, then the action mask."""
+    n_features = row.shape[0] - rows.shape[0]
+    observation.observe(h, row[:n_features])
+    action.legal_edits(h, rows, row[n_features:])
+
+
+# Python hands over an array and an index: a record by itself costs 27 us a call.
+
+
+@compiled
+def start_episode_at(hosts, b, targets):
+    """`start_episode` of host b."""
+    start_episode(hosts[b], targets)
+
+
+@compiled
+def step_at(hosts, b, rows, targets, edit, gamma, terms):
+    """`step` of host b."""
+    return step(hosts[b], rows, targets, edit, gamma, terms)
+
+
+@compiled
+def look_at(hosts, b, rows, row):
+    """`look` at host b."""
+    look(hosts[b], rows, row)
+
+
+@compiled
+def apply_wish_at(hosts, b, regulator_on):
+    """`apply_wish` on host b."""
+    apply_wish(hosts[b], regulator_on)
+
+
+@compiled
+def advance_at(hosts, b, targets, until_s, wake_on_events):
+    """`advance` host b, then `sense`."""
+    h = hosts[b]
+    h.wake_on_events = wake_on_events
+    advance(h, targets, until_s)
+    sense(h)
+
+
+@compiled
+def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observations):
+    """
+    One decision on each of B hosts; the hosts are independent.
+
+    :param hosts: structured array[B]
+    :param rows: int64[n_edits, 5]
+    :param targets: float64[B, n_intervals]
+    :param edits: int64[B]
+    :param gamma: discount for the shaping term
+    :param terms: float64[B, 4], receives the reward terms
+    :param rewards: float32[B], receives their sums
+    :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`
+    :param observations: float32[B, n_features + n_edits]
+    """
+    for b in range(hosts.shape[0]):
+        ended[b] = step(hosts[b], rows, targets[b], edits[b], gamma, terms[b])
+        rewards[b] = terms[b].sum()
+        look(hosts[b], rows, observations[b])

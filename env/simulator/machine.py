@@ -1,0 +1,337 @@
+"""
+The simulated machine: episodes on one host of the kernel, as policies and environments use it.
+
+It plays both parts that a real machine plays: it shows telemetry and performs allocations.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from env.action import edit_table
+from env.allocation import Allocation, JobState
+from env.control import initial_values, regulated, wish
+from env.observation import feature_count
+from env.reward import TERMS
+from env.scenario import Scenario
+from env.simulator import kernel
+from env.simulator.host import host_dtype
+from env.simulator.jobs import SERIAL_FRACTION, WORK_S
+from env.simulator.jobs import SMT as JOB_SMT
+from env.simulator.load import dynamic_targets, interval_count
+from env.simulator.profile import HOST_FIELDS, Profile, load_profile
+from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
+from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
+from env.simulator.service import SMT as SERVICE_SMT
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+
+
+@dataclass(frozen=True)
+class Variation:
+    """
+    How episodes differ beyond their load trace.
+
+    :param physics: scale of the profile's uncertainty that each episode's parameters are drawn
+        from; 0 is the profile as fitted
+    :param interval_s: range that each episode's load interval is drawn from (log-uniform), or
+        None for the scenario's own
+    """
+
+    physics: float = 0.0
+    interval_s: tuple[float, float] | None = None
+
+
+class EpisodeFactory:
+    """
+    Prepares hosts for new episodes of a scenario.
+
+    :param scenario: the problem
+    :param profile: fitted parameters; the scenario's own profile if none is given
+    :param variation: how episodes differ
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        profile: Profile | None = None,
+        variation: Variation | None = None,
+    ):
+        self.scenario = scenario
+        self.profile = profile or load_profile(scenario.profile)
+        self.variation = variation or Variation()
+        self.table = edit_table(scenario)
+        self.observation_size = feature_count(scenario) + len(self.table)
+        shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
+        self.trace_length = interval_count(scenario.load.duration_s, shortest)
+        self._template = self._host_before_start()
+
+    def new_hosts(self, count: int) -> npt.NDArray[Any]:
+        """Memory for `count` hosts; `begin` fills it."""
+        return np.zeros(count, dtype=self._template.dtype)
+
+    def new_targets(self, count: int) -> npt.NDArray[np.float64]:
+        """Memory for the load traces of `count` hosts."""
+        return np.zeros((count, self.trace_length))
+
+    def begin(
+        self,
+        hosts: npt.NDArray[Any],
+        targets: npt.NDArray[np.float64],
+        index: int,
+        trace_seed: int,
+        rng: np.random.Generator,
+    ) -> None:
+        """
+        Start an episode on one host.
+
+        :param hosts: structured array[B]
+        :param targets: float64[B, n_intervals], receives the trace [requests/s]
+        :param index: which host
+        :param trace_seed: seed of mcperf's load
+        :param rng: source of everything else that is random in the episode
+        """
+        hosts[index] = self._template
+        host = hosts[index]
+        load, variation = self.scenario.load, self.variation
+        if variation.interval_s is not None:
+            low, high = variation.interval_s
+            host["interval_s"] = math.exp(rng.uniform(math.log(low), math.log(high)))
+        count = interval_count(load.duration_s, float(host["interval_s"]))
+        targets[index, :count] = dynamic_targets(trace_seed, load.qps_min, load.qps_max, count)
+        targets[index, count:] = targets[index, count - 1]
+        host["interval_ends_s"] = host["interval_s"]
+        host["random"] = (rng.integers(1, FIRST_MODULUS), rng.integers(1, SECOND_MODULUS))
+        if variation.physics > 0.0:
+            self._draw_physics(host, rng)
+        host["work_left_s"] = host["job_params"][:, WORK_S]
+        kernel.start_episode_at(hosts, index, targets[index])
+
+    def head_start(self, host: Any, rng: np.random.Generator) -> None:
+        """
+        Put a host somewhere into its episode: some jobs done already.
+
+        Parallel environments that all begin at the beginning would show every update the same
+        phase of the episode only.
+        """
+        done = rng.permutation(len(self.scenario.jobs))[: rng.integers(len(self.scenario.jobs))]
+        for name, value in (
+            ("true_state", JobState.DONE),
+            ("job_state", JobState.DONE),
+            ("state", JobState.DONE),
+            ("sent_state", JobState.DONE),
+            ("work_left_s", 0.0),
+        ):
+            host[name][done] = value
+
+    def _host_before_start(self) -> Any:
+        scenario, profile = self.scenario, self.profile
+        machine, service, load = scenario.machine, scenario.service, scenario.load
+        n_jobs = len(scenario.jobs)
+        job_params = profile.job_array(scenario.job_names)
+        host = np.zeros(1, dtype=host_dtype(n_jobs, machine.vcpus))
+        work = dict(zip(scenario.job_names, job_params[:, WORK_S], strict=True))
+        values = initial_values(scenario, work)
+        host_params = profile.host_array()
+        for field, value in scenario.delays.model_dump(exclude_none=True).items():
+            host_params[HOST_FIELDS.index(field)] = value
+        sibling = [machine.sibling_of(vcpu) for vcpu in range(machine.vcpus)]
+        paired = len(profile.siblings) == machine.vcpus
+        values.update(
+            sibling=sibling,
+            batch_sibling=profile.siblings if paired else sibling,
+            service_threads=service.threads,
+            slo_us=service.slo_us,
+            period_s=scenario.control.period_s,
+            interval_s=load.interval_s,
+            duration_s=load.duration_s,
+            service_params=profile.service_array(),
+            job_params=job_params,
+            host_params=host_params,
+            sent_service=values["service"],
+            sent_cores=values["cores"],
+            sent_weight=values["weight"],
+            service_lands_s=math.inf,
+            lands_s=[math.inf] * n_jobs,
+            move_lands_s=[math.inf] * n_jobs,
+            true_service=values["service"],
+            true_cores=values["cores"],
+            true_weight=values["weight"],
+            start_s=[math.inf] * n_jobs,
+            end_s=[math.inf] * n_jobs,
+        )
+        for name, value in values.items():
+            host[name] = value
+        return host[0]
+
+    def _draw_physics(self, host: Any, rng: np.random.Generator) -> None:
+        """Draw the episode's parameters from the profile's uncertainty."""
+        profile, scale = self.profile, self.variation.physics
+        for name, spreads in (
+            ("service_params", profile.service_spreads()),
+            ("job_params", profile.job_spreads(self.scenario.job_names)),
+            ("host_params", profile.host_spreads()),
+        ):
+            draw = rng.standard_normal(spreads.shape).clip(-2.0, 2.0)
+            host[name] *= np.exp(scale * spreads * draw)
+        speed = min(max(rng.standard_normal(), -2.0), 2.0)
+        host["service_params"][VM_SPEED] = math.exp(scale * profile.vm_speed.spread * speed)
+        keep_physical(host)
+
+
+def keep_physical(host: Any) -> None:
+    """Bring drawn parameters that are fractions back below 1."""
+    for field in (SERIAL_FRACTION, JOB_SMT):
+        host["job_params"][:, field] = host["job_params"][:, field].clip(max=0.95)
+    service = host["service_params"]
+    for field in (SERVICE_SMT, BATCH_SMT, CPU_LIMIT, EQUAL_SHARE):
+        service[field] = min(service[field], 0.95)
+
+
+class SimulatedMachine:
+    """
+    One simulated machine.
+
+    :param factory: what its episodes look like
+    """
+
+    def __init__(self, factory: EpisodeFactory):
+        self.factory = factory
+        self.scenario = factory.scenario
+        self._hosts = factory.new_hosts(1)
+        self._targets: npt.NDArray[np.float64] = factory.new_targets(1)
+        self._terms = np.zeros(len(TERMS))
+        # A record, for the kernel and for attribute access; its fields are views.
+        self.host = self._hosts.view(np.recarray)[0]
+        self._row = self._hosts[0]
+
+    def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
+        """
+        Start an episode.
+
+        :param trace_seed: seed of mcperf's load
+        :param rng: source of everything else that is random
+        """
+        self._targets = self.factory.new_targets(1)
+        self.factory.begin(self._hosts, self._targets, 0, trace_seed, rng)
+
+    def follow(self, targets: npt.NDArray[np.float64]) -> None:
+        """Replace the load trace of the episode that has just begun [requests/s]."""
+        self._targets = np.ascontiguousarray(targets, dtype=np.float64)[None, :]
+        kernel.start_episode_at(self._hosts, 0, self._targets[0])
+
+    # --- for edit policies ---
+
+    def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
+        """
+        One decision of an edit policy.
+
+        :param edit: index into the scenario's edits
+        :param gamma: discount for the shaping term
+        :return: 0, `kernel.TERMINATED` or `kernel.TRUNCATED`, and the reward terms
+        """
+        ended = kernel.step_at(
+            self._hosts, 0, self.factory.table.rows, self._targets[0], edit, gamma, self._terms
+        )
+        return ended, dict(zip(TERMS, self._terms.tolist(), strict=True))
+
+    def look(self, row: npt.NDArray[np.float32]) -> None:
+        """Write the observation, float32[observation_size]."""
+        kernel.look_at(self._hosts, 0, self.factory.table.rows, row)
+
+    # --- for policies that decide on whole allocations ---
+
+    def telemetry(self) -> Telemetry:
+        """What the machine shows now."""
+        row, names = self._row, self.scenario.job_names
+        states, cpu_s = row["job_state"].tolist(), row["job_cpu_s"].tolist()
+        return Telemetry(
+            time_s=float(row["now_s"]),
+            service=ServiceTelemetry(
+                requests=float(row["requests"]),
+                cpu_s=float(row["service_cpu_s"]),
+                run_delay_s=float(row["service_wait_s"]),
+                qps=float(row["qps"]),
+                cpu_cores=float(row["cpu_cores"]),
+            ),
+            vcpu_busy_s=tuple(row["vcpu_busy_s"].tolist()),
+            jobs={
+                name: JobTelemetry(JobState(state), used)
+                for name, state, used in zip(names, states, cpu_s, strict=True)
+            },
+            applied=regulated(self.host, self.scenario),
+        )
+
+    def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
+        """
+        Wish for an allocation; what the regulator leaves of it is actuated.
+
+        :param allocation: the policy's wish
+        :param regulator_on: False lets the wish through as it is
+        """
+        wish(self.host, allocation, self.scenario)
+        kernel.apply_wish_at(self._hosts, 0, regulator_on)
+
+    def advance(self, until_s: float, wake: bool = False) -> None:
+        """
+        Let time pass until `until_s`, the end of the episode at the latest, and sense.
+
+        :param until_s: when the policy decides next
+        :param wake: whether a job's end or a load move ends the wait at the next poll
+        """
+        kernel.advance_at(self._hosts, 0, self._targets[0], until_s, wake)
+
+    # --- how the episode stands ---
+
+    @property
+    def completed(self) -> bool:
+        """Whether all jobs are done."""
+        return bool((self._row["true_state"] == JobState.DONE).all())
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended, completed or cut off."""
+        return self.completed or self._row["now_s"] >= self._row["duration_s"] - 1e-9
+
+    def summary(self) -> dict[str, Any]:
+        """The episode's figures; see `episode_summary`."""
+        return episode_summary(self._row, self.scenario)
+
+
+def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
+    """
+    The figures of an episode that has ended.
+
+    An episode that was cut off counts the cap as its makespan.
+
+    :param host: the host row
+    :param scenario: gives the jobs their names
+    """
+    completed = bool((host["true_state"] == JobState.DONE).all())
+    started, ended = host["start_s"].min(), host["end_s"].max()
+    makespan = ended - started if completed else host["duration_s"]
+    return {
+        "makespan_s": float(makespan),
+        "completed": completed,
+        "violation_ratio": float(host["violations"]) / max(1, int(host["intervals"])),
+        "violations": int(host["violations"]),
+        "intervals": int(host["intervals"]),
+        "interval_s": float(host["interval_s"]),
+        "actuations": int(host["actuations"]),
+        "overruled": int(host["overruled"]),
+        "illegal_edits": int(host["illegal_edits"]),
+        "decisions": int(host["decisions"]),
+        "reward_terms": dict(zip(TERMS, host["term_sums"].tolist(), strict=True)),
+        "jobs": {
+            name: {
+                "start_s": float(host["start_s"][index]),
+                "end_s": float(host["end_s"][index]),
+                "paused_s": float(host["paused_s"][index]),
+                "pauses": int(host["pauses"][index]),
+                "threads": int(host["threads"][index]),
+            }
+            for index, name in enumerate(scenario.job_names)
+        },
+    }

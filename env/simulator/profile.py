@@ -1,0 +1,234 @@
+"""Profiles: the fitted parameters of one kind of VM, each with its spread, unit and source.
+
+A profile is a YAML file written by ``python -m training.calibrate``. Every parameter is positive;
+its ``spread`` is the standard deviation of ln(value), which is what domain randomisation draws
+from. The physics takes profiles as arrays (numba freezes globals), in the order of
+``SERVICE_FIELDS``, ``JOB_FIELDS`` and ``HOST_FIELDS``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from env.simulator.jobs import JOB_FIELDS
+from env.simulator.service import SERVICE_FIELDS
+
+FloatArray = npt.NDArray[np.float64]
+
+HOST_FIELDS = (
+    "service_pressure",  # memory pressure of one busy memcached vCPU (canneal's vCPU is 1)
+    "job_speed",  # batch speed of this VM relative to the fitted one
+    "service_sibling",  # sibling time that memcached takes per unit of its own occupancy
+    "straggling",  # how far jobs wait for their slowest thread: 0 not at all, 1 fully
+    "load_lag_low_s",  # the load at the server changes this long after the interval boundary
+    "load_lag_high_s",
+    "api_latency_median_s",  # a Docker call: create, pause, unpause
+    "api_latency_p90_s",
+    "api_latency_p99_s",
+    "fast_latency_s",  # cpuset and weight files, taskset
+    "container_start_s",
+    "migration_cost_s",  # work a job loses when its cpuset changes
+    "resume_cost_s",  # work a job loses to cold caches after a pause
+    "sensor_noise",  # relative sd of a CPU or request reading over 1 s; goes with 1/sqrt(window)
+)
+
+# What a value may be, where that is less than every positive number.
+LIMITS = {
+    "serial_fraction": (0.0, 1.0),
+    "smt": (0.0, 1.0),
+    "straggling": (0.0, 1.0),
+    "cores_per_thread": (1.0, 4.0),
+}
+
+BUILT_IN = Path(__file__).with_name("profiles")
+
+
+class Parameter(BaseModel):
+    """One fitted number: its value, how sure it is, and where it comes from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float = Field(gt=0.0, allow_inf_nan=False)
+    spread: float = Field(ge=0.0, le=3.0, allow_inf_nan=False)
+    unit: str = "1"
+    source: str = Field(min_length=1)
+
+
+class Profile(BaseModel):
+    """Fitted parameters of one kind of VM.
+
+    :param name: what ``load_profile`` calls it.
+    :param sources: tables and publications that the numbers come from.
+    :param fit_error: named errors of the fit; shown beside every simulated figure.
+    :param excluded: runs and rows left out of the fit, and why.
+    :param server: machine type of the VM; validation takes the runs made on it.
+    :param years: editions of the measured runs.
+    :param siblings: the vCPU that slows batch work on each vCPU, -1 for none (``job_speeds``).
+    :param service: memcached, by ``SERVICE_FIELDS``.
+    :param jobs: batch jobs by name, each by ``JOB_FIELDS``.
+    :param host: the VM and its control paths, by ``HOST_FIELDS``.
+    :param vm_speed: how memcached's capacity differs from VM to VM of this type.
+    :param hash: SHA-256 of the content; a file whose hash does not match is refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    description: str
+    sources: tuple[str, ...]
+    fit_error: dict[str, float]
+    excluded: tuple[str, ...] = ()
+    server: str = ""
+    years: tuple[int, ...] = ()
+    siblings: tuple[int, ...] = ()
+    service: dict[str, Parameter]
+    jobs: dict[str, dict[str, Parameter]]
+    host: dict[str, Parameter]
+    vm_speed: Parameter
+    hash: str = ""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Profile:
+        _check_fields("service", self.service, SERVICE_FIELDS)
+        for job, fields in self.jobs.items():
+            _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
+        _check_fields("host", self.host, HOST_FIELDS)
+        return self
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """The jobs this profile knows."""
+        return tuple(self.jobs)
+
+    def service_array(self) -> FloatArray:
+        """Memcached's parameters in the order of ``SERVICE_FIELDS``."""
+        return _column(self.service, SERVICE_FIELDS, "value")
+
+    def service_spreads(self) -> FloatArray:
+        """Their spreads, in the same order."""
+        return _column(self.service, SERVICE_FIELDS, "spread")
+
+    def job_array(self, names: Sequence[str]) -> FloatArray:
+        """One row of ``JOB_FIELDS`` per job.
+
+        :param names: jobs in the order wanted; unknown ones raise ``ValueError``.
+        """
+        return self._job_columns(names, "value")
+
+    def job_spreads(self, names: Sequence[str]) -> FloatArray:
+        """Their spreads, in the same shape."""
+        return self._job_columns(names, "spread")
+
+    def host_array(self) -> FloatArray:
+        """The host's parameters in the order of ``HOST_FIELDS``."""
+        return _column(self.host, HOST_FIELDS, "value")
+
+    def host_spreads(self) -> FloatArray:
+        """Their spreads, in the same order."""
+        return _column(self.host, HOST_FIELDS, "spread")
+
+    def _job_columns(self, names: Sequence[str], what: str) -> FloatArray:
+        for name in names:
+            if name not in self.jobs:
+                known = ", ".join(self.jobs)
+                raise ValueError(f"profile {self.name}: no job {name!r}; known jobs: {known}")
+        rows = [_column(self.jobs[name], JOB_FIELDS, what) for name in names]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(JOB_FIELDS))
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """Read a profile.
+
+    :param name_or_path: a built-in profile's name, or the path of a YAML file.
+    :raises ValueError: one line that names the file, the field and what is allowed.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = BUILT_IN / f"{name_or_path}.yaml"
+        if not path.is_file():
+            raise ValueError(
+                f"unknown profile {str(name_or_path)!r}; known profiles: "
+                f"{', '.join(profile_names())} (or the path of a .yaml file)"
+            )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
+    try:
+        profile = Profile.model_validate(content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_first(error)}") from None
+    if profile.hash and profile.hash != content_hash(profile):
+        raise ValueError(
+            f"{path}: hash: does not match the content; the file was edited after "
+            "training.calibrate wrote it (remove the hash line to use it anyway)"
+        )
+    return profile
+
+
+def save_profile(profile: Profile, path: Path) -> Profile:
+    """Write a profile with its content hash; the same content gives the same bytes.
+
+    :returns: the profile as written.
+    """
+    profile = profile.model_copy(update={"hash": content_hash(profile)})
+    content = profile.model_dump(mode="json")
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    path.write_text(text, encoding="utf-8")
+    return profile
+
+
+def content_hash(profile: Profile) -> str:
+    """SHA-256 over the canonical JSON of everything but the hash itself."""
+    content = profile.model_dump(mode="json", exclude={"hash"})
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the built-in profiles."""
+    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.yaml")))
+
+
+def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:
+    return np.array([getattr(fields[name], what) for name in order], dtype=np.float64)
+
+
+def _check_fields(where: str, given: Mapping[str, Parameter], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in given:
+            raise ValueError(f"{where}.{name}: is missing")
+    for name, parameter in given.items():
+        if name not in wanted:
+            raise ValueError(f"{where}.{name}: unknown field; known: {', '.join(wanted)}")
+        low, high = LIMITS.get(name, (0.0, float("inf")))
+        if not low <= parameter.value <= high:
+            raise ValueError(
+                f"{where}.{name}: value {parameter.value:g} must lie in {low:g} to {high:g}"
+            )
+
+
+def _first(error: ValidationError) -> str:
+    """The first of pydantic's complaints, on one line."""
+    detail: Any = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    given = detail.get("input")
+    shown = f" (got {given!r})" if isinstance(given, (int, float, str)) else ""
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {message}{shown}{more}" if where else f"{message}{more}"

@@ -1,0 +1,252 @@
+"""How memcached answers: latency, capacity and CPU use on a set of vCPUs.
+
+One scalar function, :func:`service_state`, maps a load and an allocation to the 95th percentile
+of latency, the largest load that can be served, and the CPU time memcached uses. It is a closed
+form fitted to measured runs (see ``training/fit_service.py`` and ``docs/calibration.md``), not a
+queueing simulation: an operating system's scheduler, a virtual network card and a load generator
+with a bounded number of outstanding requests leave a curve that a few terms describe:
+
+* an **idle latency** and an early **rise** with load that levels off;
+* a **queue** term proportional to utilisation, and a **knee** near capacity;
+* a **plateau** beyond it: the load generator allows a bounded number of outstanding requests, so
+  latency cannot pass outstanding / throughput (the interactive law);
+* a **time slice** wait where memcached has more threads than vCPUs;
+* what batch work costs: SMT siblings, shared vCPUs, the memory system.
+
+Units: seconds, microseconds (``_us``), requests per second (``_qps``), fractions of one vCPU.
+"""
+
+from __future__ import annotations
+
+from env.simulator.compiled import compiled
+
+#: The parameters of :func:`service_state`, in the order of its ``params`` array.
+SERVICE_FIELDS = (
+    "vm_speed",  # [-] speed of this VM against the profile's; drawn from the vm_speed section
+    "core_capacity_qps",  # [1/s] what one vCPU alone serves, sibling idle
+    "smt",  # [-] speed of a vCPU whose sibling serves memcached too
+    "batch_smt",  # [-] speed of a vCPU whose sibling runs batch work all the time
+    "idle_us",  # [us] p95 without load
+    "level_us",  # [us] p95 where the early rise with load levels off
+    "rise_qps",  # [1/s] the load at which half of that rise is reached
+    "queue_us",  # [us] p95 added in proportion to utilisation
+    "knee_exponent",  # [-] sharpness of the knee: (load / capacity) ** exponent
+    "outstanding",  # [requests] outstanding requests at the 95th percentile: plateau x capacity
+    "slice_us",  # [us] wait for a time slice at capacity, per surplus thread and vCPU
+    "slice_exponent",  # [-] how late that wait sets in
+    "speed_latency",  # [-] share of the latency below the knee that scales with 1 / vm_speed
+    "batch_latency",  # [-] latency below the knee, added per busy vCPU that runs batch elsewhere
+    "pressure_latency",  # [-] the same, added per unit of memory pressure
+    "equal_share",  # [-] largest share of a vCPU that equal-weight batch work takes
+    "equal_latency",  # [-] latency added where such work sits on all of memcached's vCPUs
+    "background_latency",  # [-] the same for background weight
+    "background_capacity",  # [-] capacity lost to background work on all of memcached's vCPUs
+    "cpu_limit",  # [-] CPU use per vCPU that memcached's own clock shows at saturation
+    "tail_shape",  # [-] shape of the log-logistic tail, see tail_fraction
+)
+
+(
+    VM_SPEED,
+    CORE_CAPACITY_QPS,
+    SMT,
+    BATCH_SMT,
+    IDLE_US,
+    LEVEL_US,
+    RISE_QPS,
+    QUEUE_US,
+    KNEE_EXPONENT,
+    OUTSTANDING,
+    SLICE_US,
+    SLICE_EXPONENT,
+    SPEED_LATENCY,
+    BATCH_LATENCY,
+    PRESSURE_LATENCY,
+    EQUAL_SHARE,
+    EQUAL_LATENCY,
+    BACKGROUND_LATENCY,
+    BACKGROUND_CAPACITY,
+    CPU_LIMIT,
+    TAIL_SHAPE,
+) = range(len(SERVICE_FIELDS))
+
+#: [-] Busy fraction at which background work costs half of its full effect. What costs is that
+#: work is there to be preempted, not how much of it: memcached's wake-ups set the pace.
+BACKGROUND_HALF = 0.05
+
+
+@compiled
+def own_speed(c, sibling, background, equal, params):
+    """Speed at which vCPU ``c`` would serve one memcached thread beside its batch work.
+
+    :param c: index of the vCPU.
+    :param sibling: SMT sibling of each vCPU, or -1.
+    :param background: busy fraction of each vCPU by background batch work.
+    :param equal: the same by batch work of memcached's weight.
+    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :return: (speed, share of the vCPU's time), both 1 on an idle core.
+    """
+    presence = background[c] / (background[c] + BACKGROUND_HALF)
+    share = (1.0 - min(equal[c], params[EQUAL_SHARE])) * (
+        1.0 - min(params[BACKGROUND_CAPACITY] * presence, 0.9)
+    )
+    s = sibling[c]
+    busy = 0.0 if s < 0 else min(background[s] + equal[s], 1.0)
+    return share * (1.0 - (1.0 - max(params[BATCH_SMT], params[SMT])) * busy), share
+
+
+@compiled
+def service_state(qps, threads, cores_mask, sibling, background, equal, pressure, params):
+    """Latency, capacity and CPU use of memcached at a steady load.
+
+    :param qps: offered load [1/s]; at or above capacity the result is the plateau.
+    :param threads: memcached's worker threads.
+    :param cores_mask: memcached's vCPUs (bit mask, not empty).
+    :param sibling: SMT sibling of each vCPU, or -1.
+    :param background: fraction of each vCPU kept busy by batch work of background weight.
+    :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
+    :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
+    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :return: (p95_us, capacity_qps, cpu_cores).
+    """
+    vcpus = len(sibling)
+    cores = 0
+    elsewhere = 0.0
+    shared_equal = 0.0
+    shared_background = 0.0
+    for c in range(vcpus):
+        if (cores_mask >> c) & 1:
+            cores += 1
+            shared_equal += min(equal[c] / params[EQUAL_SHARE], 1.0)
+            shared_background += background[c] / (background[c] + BACKGROUND_HALF)
+        else:
+            elsewhere += min(background[c] + equal[c], 1.0)
+    shared_equal /= cores
+    shared_background /= cores
+
+    # Threads settle where they are served best: first on physical cores of their own.
+    speed = 0.0  # vCPUs' worth of service
+    solo = 0.0  # the same, had no thread another one of memcached for a sibling
+    time = 0.0  # vCPUs' worth of time
+    taken = 0
+    for _ in range(min(threads, cores)):
+        best = -1
+        best_gain = -1.0
+        best_solo = 0.0
+        best_time = 0.0
+        for c in range(vcpus):
+            if not ((cores_mask & ~taken) >> c) & 1:
+                continue
+            gain, gain_time = own_speed(c, sibling, background, equal, params)
+            gain_solo = gain
+            s = sibling[c]
+            if s >= 0 and (cores_mask >> s) & 1:
+                other, other_time = own_speed(s, sibling, background, equal, params)
+                if other > gain or (other == gain and s < c):  # the second one on its core
+                    gain = max((gain_time + other_time) * params[SMT] - other, 0.0)
+            if gain > best_gain:
+                best = c
+                best_gain = gain
+                best_solo = gain_solo
+                best_time = gain_time
+        taken |= 1 << best
+        speed += best_gain
+        solo += best_solo
+        time += best_time
+    vm_speed = params[VM_SPEED]
+    capacity = params[CORE_CAPACITY_QPS] * vm_speed * speed
+
+    served = min(qps, capacity)
+    load = served / capacity
+    slower = 1.0 + params[SPEED_LATENCY] * (1.0 / vm_speed - 1.0)
+    slower *= 1.0 + params[BATCH_LATENCY] * elsewhere + params[PRESSURE_LATENCY] * pressure
+    # Threads move to vCPUs without batch work while there are some, hence the cube.
+    slower *= 1.0 + params[EQUAL_LATENCY] * shared_equal * shared_equal * shared_equal
+    slower *= 1.0 + params[BACKGROUND_LATENCY] * shared_background
+    # Whatever shares a vCPU with a thread of memcached makes it wait.
+    crowd = max(threads / cores + shared_equal, 1.0)
+    rise = max(params[LEVEL_US] - params[IDLE_US], 0.0)
+    calm = slower * (
+        params[IDLE_US]
+        + rise * served / (served + params[RISE_QPS])
+        + params[QUEUE_US] * crowd * load
+    )
+    calm_at_capacity = slower * (
+        params[IDLE_US] + rise * capacity / (capacity + params[RISE_QPS]) + params[QUEUE_US] * crowd
+    )
+    plateau = 1e6 * params[OUTSTANDING] / capacity
+    p95 = calm + max(plateau - calm_at_capacity, 0.0) * load ** params[KNEE_EXPONENT]
+    if crowd > 1.0:
+        p95 += params[SLICE_US] * (crowd - 1.0) * load ** params[SLICE_EXPONENT]
+
+    # Requests cost less CPU while a sibling thread rests, more once both are busy.
+    cpu = load * time * (speed / solo + (1.0 - speed / solo) * load)
+    return p95, capacity, min(cpu, params[CPU_LIMIT] * time)
+
+
+@compiled
+def tail_fraction(limit_us, p95_us, shape):
+    """Fraction of requests slower than a limit, from a log-logistic tail through the p95.
+
+    :param limit_us: the limit [us].
+    :param p95_us: 95th percentile of latency [us].
+    :param shape: tail shape; larger is steeper.
+    :return: the fraction, 0.05 where the limit is the p95.
+    """
+    return 1.0 / (1.0 + 19.0 * (limit_us / p95_us) ** shape)
+
+
+@compiled
+def _excess(latency_us, weights, p95s, n, shape, total):
+    """Requests slower than a latency, over the 5 % that a p95 leaves."""
+    slower = 0.0
+    for i in range(n):
+        if weights[i] > 0.0:
+            slower += weights[i] * tail_fraction(latency_us, p95s[i], shape)
+    return slower - 0.05 * total
+
+
+@compiled
+def mixture_p95(weights, p95s, n, shape):
+    """95th percentile over an interval that went through several states.
+
+    :param weights: requests in each state.
+    :param p95s: p95 of each state [us].
+    :param n: number of states used.
+    :param shape: tail shape, see :func:`tail_fraction`.
+    :return: p95 of the mixture [us]; 0 without requests.
+    """
+    total = 0.0
+    low = 0.0
+    high = 0.0
+    for i in range(n):
+        if weights[i] > 0.0:
+            total += weights[i]
+            low = p95s[i] if total == weights[i] else min(low, p95s[i])
+            high = max(high, p95s[i])
+    if high - low <= 1e-9 * high:
+        return high
+    above = _excess(low, weights, p95s, n, shape, total)
+    below = _excess(high, weights, p95s, n, shape, total)
+    # False position with the Illinois rule: an end that stays counts half the next time.
+    side = 0
+    middle = high
+    for _ in range(50):
+        if above - below <= 0.0 or high - low <= 1e-9 * high:
+            break
+        middle = (above * high - below * low) / (above - below)
+        excess = _excess(middle, weights, p95s, n, shape, total)
+        if abs(excess) <= 1e-9 * total:
+            break
+        if excess > 0.0:
+            low = middle
+            above = excess
+            if side == 1:
+                below *= 0.5
+            side = 1
+        else:
+            high = middle
+            below = excess
+            if side == -1:
+                above *= 0.5
+            side = -1
+    return middle

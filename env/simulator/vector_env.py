@@ -1,0 +1,179 @@
+"""
+Thousands of simulated machines behind one native Stable-Baselines3 `VecEnv`.
+
+The batch lives in one structured array and one call of the kernel steps it. Infos are shared
+empty dicts except where an episode ends, so that a step costs no Python per host.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from env.reward import TERMS
+from env.scenario import Scenario
+from env.simulator import kernel
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, Variation, episode_summary
+from env.simulator.profile import Profile
+
+_SEEDS_DRAWN_AT_ONCE = 4096
+
+
+class ColocationVecEnv(VecEnv):
+    """
+    B simulated machines with the observation, action and reward of `coretide/Colocation-v0`.
+
+    :param scenario: the problem
+    :param n_envs: B, number of machines
+    :param gamma: the trainer's discount, for the shaping term
+    :param seed: entropy of the training traces and of everything else that is random
+    :param profile: fitted parameters; the scenario's own if none is given
+    :param variation: how episodes differ beyond their trace
+    :param staggered: first episodes begin in different phases, so that one update sees all of them
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        n_envs: int,
+        gamma: float,
+        seed: int = 0,
+        profile: Profile | None = None,
+        variation: Variation | None = None,
+        staggered: bool = True,
+    ):
+        self.factory = EpisodeFactory(scenario, profile, variation)
+        size = self.factory.observation_size
+        self.render_mode = None
+        super().__init__(
+            n_envs,
+            spaces.Box(-np.inf, np.inf, (size,), np.float32),
+            spaces.Discrete(len(self.factory.table)),
+        )
+        self.scenario = scenario
+        self.gamma = gamma
+        self.staggered = staggered
+        self.hosts = self.factory.new_hosts(n_envs)
+        self.targets = self.factory.new_targets(n_envs)
+        # Two buffers in turn: Stable-Baselines3 still reads the last observation after a step.
+        self._observations = [np.zeros((n_envs, size), np.float32) for _ in range(2)]
+        self._terms = np.zeros((n_envs, len(TERMS)))
+        self._ended = np.zeros(n_envs, np.int64)
+        self._edits = np.zeros(n_envs, np.int64)
+        self._returns = np.zeros(n_envs)
+        self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
+        self._nothing: dict[str, Any] = {}
+        self.seed(seed)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Restart the sequence of episodes; `None` keeps it."""
+        if seed is not None:
+            self._entropy = seed
+            self._rng = np.random.default_rng([seed, 0])
+            self._traces: list[int] = []
+            self._traces_drawn = 0
+        return [seed] * self.num_envs
+
+    def reset(self) -> npt.NDArray[np.float32]:
+        """Start an episode on every machine; float32[B, size]."""
+        for index in range(self.num_envs):
+            self._begin(index)
+            if self.staggered:
+                self.factory.head_start(self.hosts[index], self._rng)
+                self._partial[index] = True
+        self._returns[:] = 0.0
+        observations = self._next_buffer()
+        for index in range(self.num_envs):
+            self._look(index, observations)
+        return observations
+
+    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
+        """
+        Remember the edits, int[B].
+
+        :raises ValueError: if one is not in the action space; the kernel checks no bounds
+        """
+        actions = np.asarray(actions)
+        if actions.min() < 0 or actions.max() >= len(self.factory.table):
+            raise ValueError(f"edits must lie from 0 to {len(self.factory.table) - 1}")
+        self._edits[:] = actions
+
+    def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+        """Step every machine; ended ones begin a new episode."""
+        observations = self._next_buffer()
+        rewards = np.empty(self.num_envs, np.float32)
+        kernel.step_batch(
+            self.hosts,
+            self.factory.table.rows,
+            self.targets,
+            self._edits,
+            self.gamma,
+            self._terms,
+            rewards,
+            self._ended,
+            observations,
+        )
+        self._returns += rewards
+        infos = [self._nothing] * self.num_envs
+        dones = self._ended != 0
+        for index in np.flatnonzero(dones).tolist():
+            infos[index] = self._final_info(index, observations)
+            self._returns[index] = 0.0
+            self._begin(index)
+            self._look(index, observations)
+        return observations, rewards, dones, infos
+
+    def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "terminal_observation": observations[index].copy(),
+            "TimeLimit.truncated": bool(self._ended[index] == kernel.TRUNCATED),
+        }
+        if not self._partial[index]:
+            summary = episode_summary(self.hosts[index], self.scenario)
+            info["episode_summary"] = summary
+            info["episode"] = {
+                "r": float(self._returns[index]),
+                "l": summary["decisions"],
+                "t": summary["makespan_s"],
+            }
+        return info
+
+    def _begin(self, index: int) -> None:
+        self._partial[index] = False
+        if not self._traces:
+            self._traces_drawn += _SEEDS_DRAWN_AT_ONCE
+            drawn = trace_seeds(self._entropy, self._traces_drawn, "training")
+            self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
+        self.factory.begin(self.hosts, self.targets, index, self._traces.pop(), self._rng)
+
+    def _look(self, index: int, observations: npt.NDArray[np.float32]) -> None:
+        kernel.look_at(self.hosts, index, self.factory.table.rows, observations[index])
+
+    def _next_buffer(self) -> npt.NDArray[np.float32]:
+        self._observations.reverse()
+        return self._observations[0]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """An attribute of this batch, once per machine."""
+        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of the whole batch."""
+        setattr(self, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> list[Any]:
+        """The machines are rows of an array and have no methods."""
+        raise AttributeError(f"ColocationVecEnv has no per-machine method {method_name!r}")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """No machine is wrapped."""
+        return [False] * len(list(self._get_indices(indices)))

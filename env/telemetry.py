@@ -1,0 +1,52 @@
+"""What a real VM lets a policy see at one moment. The simulator may show nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from env.allocation import Allocation, JobState
+
+
+@dataclass(frozen=True)
+class ServiceTelemetry:
+    """
+    memcached, as schedstat and its own `stats` show it.
+
+    :param requests: requests served since the loop started
+    :param cpu_s: CPU seconds used since the loop started
+    :param run_delay_s: seconds its threads waited for a vCPU since the loop started
+    :param qps: request rate over the last polling window [requests/s]
+    :param cpu_cores: CPU use over the last polling window [vCPUs]
+    :param p95_us: probed 95th percentile over the last second, where a probe runs
+    """
+
+    requests: float
+    cpu_s: float
+    run_delay_s: float
+    qps: float
+    cpu_cores: float
+    p95_us: float | None = None
+
+
+@dataclass(frozen=True)
+class JobTelemetry:
+    """One job: its state and the CPU seconds its container has used."""
+
+    state: JobState
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """
+    A snapshot of the machine.
+
+    :param time_s: seconds since the loop started, from a monotonic clock
+    :param vcpu_busy_s: busy seconds of each vCPU since the loop started
+    :param applied: the allocation that was last sent to the actuator
+    """
+
+    time_s: float
+    service: ServiceTelemetry
+    vcpu_busy_s: tuple[float, ...]
+    jobs: Mapping[str, JobTelemetry]
+    applied: Allocation

@@ -1,0 +1,161 @@
+"""What several test files share: a shipped problem, and a simulated host with its insides open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import Phase, settings
+
+from env.allocation import JobState, mask_of
+from env.control import ControlState, control_fields
+from env.scenario import Scenario, load_scenario
+from env.simulator import kernel
+from env.simulator.machine import EpisodeFactory
+
+# The same examples in every run; compiled functions have no deadline on their first call.
+settings.register_profile(
+    "coretide",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+settings.load_profile("coretide")
+
+
+@pytest.fixture(scope="session")
+def scenario() -> Scenario:
+    return load_scenario("cca-2025")
+
+
+@pytest.fixture(scope="session")
+def factory(scenario: Scenario) -> EpisodeFactory:
+    return EpisodeFactory(scenario)
+
+
+@pytest.fixture
+def rig(factory: EpisodeFactory) -> Rig:
+    return Rig(factory)
+
+
+class Rig:
+    """
+    One simulated host whose fields can be read and set, advanced from event to event.
+
+    `row` is what the kernel takes, `host` the same memory with fields as attributes.
+    """
+
+    def __init__(self, factory: EpisodeFactory):
+        self.factory = factory
+        self.scenario = factory.scenario
+        self.hosts: Any = factory.new_hosts(1)
+        self.host: Any = self.hosts.view(np.recarray)[0]
+        if (
+            os.environ.get("NUMBA_DISABLE_JIT") == "1"
+        ):  # uncompiled, the kernel reads fields as attributes
+            self.hosts = self.hosts.view(np.recarray)
+        self.row: Any = self.hosts[0]
+        self.targets = np.zeros(1)
+
+    def begin(
+        self, seed: int, targets: list[float] | None = None, work: float = 1.0
+    ) -> npt.NDArray[np.float64]:
+        """
+        Start an episode.
+
+        :param seed: of everything that is random
+        :param targets: load of each interval [requests/s]; mcperf's own if none is given
+        :param work: scale of the jobs' work, for short episodes
+        """
+        rng = np.random.default_rng(seed)
+        traces = self.factory.new_targets(1)
+        self.factory.begin(self.hosts, traces, 0, int(rng.integers(1, 2**31)), rng)
+        self.targets = np.array(targets, np.float64) if targets else traces[0]
+        self.row["work_left_s"] *= work
+        kernel.start_episode(self.row, self.targets)
+        return self.targets
+
+    def look(self) -> npt.NDArray[np.float32]:
+        """The observation."""
+        row = np.zeros(self.factory.observation_size, np.float32)
+        kernel.look(self.row, self.factory.table.rows, row)
+        return row
+
+    def legal(self) -> npt.NDArray[np.intp]:
+        """Indices of the edits that the mask allows."""
+        return np.flatnonzero(self.look()[-len(self.factory.table) :] == 1.0)
+
+    def step(self, edit: int, gamma: float = 1.0) -> tuple[int, npt.NDArray[np.float64]]:
+        """One decision; how the episode stands, and the reward terms."""
+        terms = np.zeros(4)
+        rows = self.factory.table.rows
+        return kernel.step(self.row, rows, self.targets, edit, gamma, terms), terms
+
+    def wish(self, service: tuple[int, ...], **jobs: Any) -> None:
+        """
+        Wish for an allocation and send it.
+
+        :param service: memcached's vCPUs
+        :param jobs: for a job's name its (state, vCPUs, weight), launched with 4 threads
+        """
+        self.row["wish_service"] = mask_of(service)
+        for name, (state, cores, weight) in jobs.items():
+            job = self.scenario.job_names.index(name)
+            self.row["wish_state"][job] = int(state)
+            self.row["wish_cores"][job] = mask_of(cores)
+            self.row["wish_weight"][job] = int(weight)
+            self.row["wish_threads"][job] = 4
+        kernel.apply_wish(self.row, True)
+
+    def wish_anything(self, rng: np.random.Generator) -> None:
+        """Wish for something random, most of what there is staying as it is."""
+        row, n_vcpus = self.row, self.scenario.machine.vcpus
+        if rng.random() < 0.3:
+            choices = self.scenario.service.core_choices
+            row["wish_service"] = mask_of(choices[rng.integers(len(choices))])
+        for job, known in enumerate(self.scenario.jobs):
+            if rng.random() < 0.15:
+                paused = row["state"][job] == JobState.RUNNING and rng.random() < 0.4
+                row["wish_state"][job] = JobState.PAUSED if paused else JobState.RUNNING
+                row["wish_cores"][job] = rng.integers(1, 2**n_vcpus)
+                row["wish_weight"][job] = rng.integers(2)
+                row["wish_threads"][job] = rng.choice(known.threads)
+        kernel.apply_wish(row, True)
+
+    def events(self, until_s: float) -> Iterator[tuple[Any, Any]]:
+        """
+        Advance from event to event.
+
+        :return: the host's fields before and after each stretch of constant rates
+        """
+        while self.row["now_s"] < until_s - 1e-9 and not self.done:
+            before = self.row.copy()
+            self.row["until_s"] = until_s
+            # An event may be due at once: the step must not be empty.
+            until = max(kernel.next_event(self.row), self.row["now_s"] + 2e-9)
+            kernel.advance(self.row, self.targets, until)
+            yield before, self.row.copy()
+
+    def walk(self, seed: int, limit_s: float = 1e9) -> Iterator[tuple[Any, Any]]:
+        """A whole episode of random wishes, one stretch of constant rates after the other."""
+        rng = np.random.default_rng(seed)
+        while not self.done and self.row["now_s"] < min(limit_s, self.row["duration_s"]) - 1e-9:
+            self.wish_anything(rng)
+            wait_s = 0.025 * rng.integers(1, 80)
+            yield from self.events(min(self.row["now_s"] + wait_s, self.row["duration_s"]))
+            kernel.sense(self.row)
+
+    @property
+    def done(self) -> bool:
+        return bool((self.row["true_state"] == JobState.DONE).all())
+
+    def control(self) -> ControlState:
+        """The control part of the host as the live loop would hold it: plain Python numbers."""
+        jobs, vcpus = len(self.scenario.jobs), self.scenario.machine.vcpus
+        names = [name for name, *_ in control_fields(jobs, vcpus)]
+        return ControlState(**{name: self.row[name].tolist() for name in names})

@@ -1,0 +1,255 @@
+"""Edits: what the mask allows is carried out, what it forbids changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env import action
+from env.action import KEEP, PAUSE, PLACE, SERVICE, START, EditTable, edit_table, nearest
+from env.allocation import JobState, Weight
+from env.control import ControlState
+from env.regulator import DWELL, MOVE_FLAP, regulate_jobs, regulate_service
+from env.scenario import Scenario, load_scenario
+
+PENDING, RUNNING, PAUSED, DONE = JobState
+CCA = load_scenario("cca-2025")
+
+PROBLEMS = {
+    "cca-2025": CCA,
+    "no sharing": CCA.with_changes(regulation={"share_service_cores": False}),
+    "little memory": CCA.with_changes(machine={"memory_mib": 9000}),
+    "two vCPUs": CCA.with_changes(
+        machine={"vcpus": 2, "smt_siblings": []}, service={"core_choices": [[0]]}
+    ),
+    "eight cores": CCA.with_changes(
+        machine={"vcpus": 8, "smt_siblings": []}, service={"core_choices": [[0], [0, 1, 2]]}
+    ),
+}
+TABLES = {name: edit_table(scenario) for name, scenario in PROBLEMS.items()}
+names = st.sampled_from(sorted(PROBLEMS))
+seeds = st.integers(0, 2**32 - 1)
+
+
+def mask(control: ControlState, table: EditTable) -> list[float]:
+    legal = [-1.0] * len(table)
+    action.legal_edits(control, table.rows, legal)
+    return legal
+
+
+def decide(control: ControlState, table: EditTable, edit: int) -> None:
+    """One decision as the loop takes it."""
+    action.apply_edit(control, table.rows, edit)
+    regulate_service(control)
+    action.resolve_sets(control)
+    regulate_jobs(control)
+
+
+def wander(scenario: Scenario, table: EditTable, seed: int, decisions: int = 60) -> Any:
+    """A machine under random legal edits; yields the state, the mask and a draw to go on with."""
+    rng = np.random.default_rng(seed)
+    control = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 100.0))
+    for _ in range(decisions):
+        control.now_s += float(rng.choice([0.025, 0.025, 0.5, 1.0, 40.0]))
+        for job in range(len(control.state)):
+            if control.job_state[job] != DONE:
+                ends = control.state[job] == RUNNING and rng.random() < 0.02
+                control.job_state[job] = int(DONE if ends else control.state[job])
+        legal = np.flatnonzero(mask(control, table))
+        yield control, legal, rng
+        kinds = table.rows[legal, 0]
+        decide(control, table, int(rng.choice(legal[kinds == rng.choice(np.unique(kinds))])))
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(PROBLEMS))
+def test_every_edit_reads_differently(name: str) -> None:
+    table = TABLES[name]
+    words = [table.describe(edit) for edit in range(len(table))]
+    assert len(set(words)) == len(table)
+    assert words[0] == "keep"
+
+
+def test_an_edit_in_words() -> None:
+    table = TABLES["cca-2025"]
+    words = {table.describe(edit) for edit in range(len(table))}
+    assert {
+        "service 0",
+        "service 0,1",
+        "start radix 0,1,2,3 background 4 threads",
+        "place vips 2,3 normal",
+        "pause canneal",
+    } <= words
+
+
+@pytest.mark.parametrize("name", sorted(PROBLEMS))
+def test_the_table_asks_for_nothing_the_scenario_forbids(name: str) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    everything = (1 << scenario.machine.vcpus) - 1
+    assert table.rows[0, 0] == KEEP
+    for kind, job, cores, weight, threads in table.rows[1:].tolist():
+        if kind != PAUSE:
+            assert cores & everything == cores != 0
+        if kind == START:
+            assert threads in scenario.jobs[job].threads
+        if not scenario.regulation.share_service_cores and kind in (START, PLACE):
+            assert weight == Weight.NORMAL
+    kinds = table.rows[:, 0].tolist()
+    assert kinds.count(SERVICE) == len(scenario.service.core_choices)
+    assert kinds.count(PAUSE) == len(scenario.jobs)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted", "expected"),
+    [((1, 2, 4), 3, 4), ((1, 2, 4), 2, 2), ((1,), 8, 1), ((2, 6), 4, 6), ((1, 2, 3, 4), 1, 1)],
+)
+def test_the_nearest_thread_count(allowed: tuple[int, ...], wanted: int, expected: int) -> None:
+    assert nearest(allowed, wanted) == expected
+
+
+# --- legal edits ------------------------------------------------------------------------------
+
+
+def expected_cores(control: ControlState, cores: int, weight: int) -> int:
+    """The documented rule: a normal job uses what memcached leaves of its set, else of all."""
+    left = ((1 << control.n_vcpus) - 1) & ~control.service
+    if weight == Weight.BACKGROUND:
+        return cores
+    return cores & left or left
+
+
+@given(names, seeds)
+def test_a_legal_edit_is_carried_out(name: str, seed: int) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    for control, legal, _ in wander(scenario, table, seed, decisions=12):
+        for edit in legal.tolist():
+            kind, job, cores, weight, threads = table.rows[edit].tolist()
+            after = copy.deepcopy(control)
+            decide(after, table, edit)
+            assert after.illegal_edits == 0
+            assert after.kept == (kind == KEEP)
+            # Only time may stand in the way: what just changed is kept for the dwell time.
+            assert after.overruled_reasons & ~(DWELL | MOVE_FLAP) == 0
+            if kind == SERVICE:
+                assert after.service & cores == cores
+                if not after.overruled_reasons & DWELL:
+                    assert after.service == cores
+            elif kind in (START, PLACE):
+                assert (after.state[job], after.weight[job]) == (RUNNING, weight)
+                if not after.overruled_reasons & MOVE_FLAP:
+                    assert after.cores[job] == expected_cores(after, cores, weight)
+                if kind == START:
+                    assert after.threads[job] == threads
+            elif kind == PAUSE:
+                assert after.state[job] == PAUSED
+            for other in range(len(after.state)):
+                if other != job:
+                    expected = DONE if after.job_state[other] == DONE else control.state[other]
+                    assert after.state[other] == expected
+                    assert after.threads[other] == control.threads[other]
+
+
+@given(names, seeds)
+def test_what_time_held_back_comes_about(name: str, seed: int) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    rules = scenario.regulation
+    for control, legal, rng in wander(scenario, table, seed, decisions=12):
+        edit = int(rng.choice(legal))
+        kind, job, cores, weight, _ = table.rows[edit].tolist()
+        after = copy.deepcopy(control)
+        decide(after, table, edit)
+        for _ in range(2):  # memcached's vCPUs first, the jobs that follow it next
+            after.now_s += max(rules.service_dwell_s, rules.move_dwell_s)
+            decide(after, table, 0)
+        assert after.overruled_reasons == 0
+        if kind == SERVICE:
+            assert after.service == cores
+        if kind in (START, PLACE) and after.job_state[job] != DONE:
+            assert after.cores[job] == expected_cores(after, cores, weight)
+
+
+@given(names, seeds)
+def test_normal_jobs_follow_memcached(name: str, seed: int) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    for control, _, _ in wander(scenario, table, seed, decisions=30):
+        for job in range(len(control.state)):
+            if control.state[job] == RUNNING and control.weight[job] == Weight.NORMAL:
+                assert control.cores[job] & control.service == 0
+                assert control.cores[job] != 0
+
+
+# --- the mask ---------------------------------------------------------------------------------
+
+
+@given(names, seeds)
+def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    for control, _, _ in wander(scenario, table, seed):
+        legal = mask(control, table)
+        assert set(legal) <= {0.0, 1.0}
+        held = sum(
+            job.memory_mib
+            for index, job in enumerate(scenario.jobs)
+            if control.state[index] in (RUNNING, PAUSED) and control.job_state[index] != DONE
+        )
+        for edit, (kind, job, cores, weight, _) in enumerate(table.rows.tolist()):
+            if kind == KEEP:
+                expected = True
+            elif kind == SERVICE:
+                expected = cores != control.wish_service
+            elif control.job_state[job] == DONE:
+                expected = False
+            elif kind == START:
+                fits = held + scenario.jobs[job].memory_mib <= scenario.machine.memory_mib
+                expected = control.state[job] == PENDING and fits
+            elif kind == PLACE:
+                same = (control.wish_set[job], control.wish_weight[job]) == (cores, weight)
+                expected = control.state[job] == PAUSED or (
+                    control.state[job] == RUNNING and not same
+                )
+            else:
+                rested = control.now_s - control.paused_at_s[job]
+                expected = (
+                    control.state[job] == RUNNING and rested >= scenario.regulation.pause_dwell_s
+                )
+            assert legal[edit] == expected, table.describe(edit)
+
+
+def test_memory_is_free_again_as_soon_as_a_job_has_ended() -> None:
+    scenario, table = PROBLEMS["little memory"], TABLES["little memory"]
+    control = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 100.0))
+    starts = np.flatnonzero(table.rows[:, 0] == START).tolist()
+    for job in (0, 1):
+        decide(control, table, next(e for e in starts if table.rows[e, 1] == job))
+    third = next(e for e in starts if table.rows[e, 1] == 2)
+    assert mask(control, table)[third] == 0.0
+    control.job_state[0] = int(DONE)
+    assert mask(control, table)[third] == 1.0
+    decide(control, table, third)
+    assert control.state[:3] == [DONE, RUNNING, RUNNING]
+    assert control.overruled == 0
+
+
+# --- illegal edits ----------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(names, seeds)
+def test_an_illegal_edit_changes_nothing_and_is_counted(name: str, seed: int) -> None:
+    scenario, table = PROBLEMS[name], TABLES[name]
+    for control, legal, _ in wander(scenario, table, seed, decisions=12):
+        kept = copy.deepcopy(control)
+        decide(kept, table, 0)
+        for edit in set(range(len(table))) - set(legal.tolist()):
+            after = copy.deepcopy(control)
+            decide(after, table, edit)
+            assert after.illegal_edits == control.illegal_edits + 1
+            after.illegal_edits = kept.illegal_edits
+            assert after == kept

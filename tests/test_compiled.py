@@ -1,0 +1,102 @@
+"""The kernel cache: compiled code never outlives the sources it was compiled from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+
+from env.simulator.compiled import ENV_FOLDER, cache_folder, source_fingerprint
+
+SOURCES = sorted(path.relative_to(ENV_FOLDER) for path in ENV_FOLDER.rglob("*.py"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The sources of `env`, to edit."""
+    folder = tmp_path / "env"
+    shutil.copytree(ENV_FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_the_same_sources_have_the_same_fingerprint(copy: Path) -> None:
+    assert source_fingerprint(copy) == source_fingerprint()
+    (copy / "scenarios" / "another.yaml").write_text("name: another\n")
+    assert source_fingerprint(copy) == source_fingerprint()  # data reaches kernels as arrays
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_an_edit_of_any_source_changes_the_fingerprint(copy: Path, source: Path) -> None:
+    path = copy / source
+    path.write_bytes(path.read_bytes() + b"#")
+    assert source_fingerprint(copy) != source_fingerprint()
+
+
+def test_a_new_a_lost_and_a_renamed_source_change_the_fingerprint(copy: Path) -> None:
+    seen = {source_fingerprint(copy)}
+    (copy / "more.py").write_text("")
+    seen.add(source_fingerprint(copy))
+    (copy / "more.py").rename(copy / "less.py")
+    seen.add(source_fingerprint(copy))
+    (copy / "less.py").unlink()
+    (copy / "reward.py").unlink()
+    seen.add(source_fingerprint(copy))
+    assert len(seen) == 4
+
+
+def test_kernels_are_cached_under_the_fingerprint() -> None:
+    assert cache_folder().name == source_fingerprint()
+    assert Path(vars(numba.config)["CACHE_DIR"]) == cache_folder()
+
+
+KERNEL = """
+from env import rates
+from env.simulator.compiled import callable_from_kernel, compiled
+
+callable_from_kernel(rates.rate)
+
+
+@compiled
+def pay(seconds):
+    return rates.rate() * seconds
+
+
+print(pay(2.0))
+print(sum(pay.stats.cache_hits.values()))
+"""
+
+
+def test_an_edit_in_another_module_reaches_a_cached_kernel(tmp_path: Path) -> None:
+    """The trap: numba's own cache does not look into functions inlined from elsewhere."""
+    folder = tmp_path / "env"
+    (folder / "simulator").mkdir(parents=True)
+    for package in (folder, folder / "simulator"):
+        (package / "__init__.py").write_text("")
+    shutil.copy(ENV_FOLDER / "simulator" / "compiled.py", folder / "simulator")
+    (folder / "simulator" / "pay.py").write_text(KERNEL)
+
+    def run(rate: float) -> list[str]:
+        (folder / "rates.py").write_text(f"def rate():\n    return {rate}\n")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "env.simulator.pay"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout.split()
+
+    assert run(1.5) == ["3.0", "0"]
+    assert run(1.5) == ["3.0", "1"]  # from the cache
+    assert run(4.0) == ["8.0", "0"]

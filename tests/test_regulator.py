@@ -1,0 +1,368 @@
+"""
+The regulator keeps its promises to memcached and to the jobs, whatever a policy wishes.
+
+Hypothesis makes up machines and sequences of wishes, legal or not. Every sequence runs on a plain
+object, as the live loop holds it, and on a NumPy row, as the simulator does.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env.allocation import JobState, Weight
+from env.control import ControlState, control_dtype, initial_values
+from env.regulator import (
+    DWELL,
+    MEMORY,
+    MOVE_FLAP,
+    PAUSE_FLAP,
+    REASONS,
+    SHARING,
+    STRANDED,
+    pass_through,
+    regulate_jobs,
+    regulate_service,
+)
+from env.scenario import Scenario, load_scenario
+from env.simulator import kernel
+from tests.conftest import Rig
+
+PENDING, RUNNING, PAUSED, DONE = JobState
+BACKGROUND, NORMAL = Weight
+N_JOBS = 3
+_ALL = load_scenario("cca-2025")
+SHIPPED = _ALL.model_copy(update={"jobs": _ALL.jobs[-N_JOBS:]})
+LONG_AGO = 1e5
+
+PROBLEMS = {
+    "shipped": SHIPPED,
+    "no sharing": SHIPPED.with_changes(regulation={"share_service_cores": False}),
+    "little memory": SHIPPED.with_changes(machine={"memory_mib": 9000}),
+    "slow to move": SHIPPED.with_changes(
+        regulation={"move_dwell_s": 5.0, "service_dwell_s": 3.0, "pause_dwell_s": 4.0}
+    ),
+    "three steps": SHIPPED.with_changes(service={"core_choices": [[1], [1, 2], [1, 2, 3]]}),
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a policy may come up with at one decision, and what happened before it."""
+
+    wait_s: float
+    ended: frozenset[int]
+    service: int
+    states: tuple[int, ...]
+    cores: tuple[int, ...]
+    weights: tuple[int, ...]
+    threads: tuple[int, ...]
+
+
+def per_job(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*[values] * N_JOBS)
+
+
+def wishes(service: st.SearchStrategy[int]) -> st.SearchStrategy[list[Wish]]:
+    """Sequences of wishes: half of the decisions follow at once, jobs want to run mostly."""
+    one = st.builds(
+        Wish,
+        wait_s=st.sampled_from([0.0, 0.025, 0.025, 0.4, 1.0, 3.0, 30.0]),
+        ended=st.sampled_from([frozenset()] * 6 + [frozenset({job}) for job in range(N_JOBS)]),
+        service=service,
+        states=per_job(st.sampled_from([PENDING, RUNNING, RUNNING, PAUSED])),
+        cores=per_job(st.integers(0, 15)),
+        weights=per_job(st.sampled_from(Weight)),
+        threads=per_job(st.sampled_from([1, 2, 4])),
+    )
+    return st.lists(one, min_size=1, max_size=10)
+
+
+# memcached may want nothing at all, but not the whole machine: see the last tests.
+any_wishes = wishes(st.integers(0, 7))
+problems = st.sampled_from(sorted(PROBLEMS)).map(PROBLEMS.__getitem__)
+
+
+def fresh(scenario: Scenario) -> ControlState:
+    return ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 100.0))
+
+
+def numpy_row(scenario: Scenario) -> Any:
+    rows = np.zeros(1, control_dtype(len(scenario.jobs), scenario.machine.vcpus))
+    for name, value in initial_values(scenario, dict.fromkeys(scenario.job_names, 100.0)).items():
+        rows[name] = value
+    return rows.view(np.recarray)[0]
+
+
+def decide(control: Any, wish: Wish) -> None:
+    """One decision as the loop takes it: time passes, sensors show, the policy wishes."""
+    control.now_s += wish.wait_s
+    for job in range(N_JOBS):
+        ended = job in wish.ended and control.state[job] in (RUNNING, PAUSED)
+        if ended or control.job_state[job] == DONE:
+            control.job_state[job] = int(DONE)
+        else:
+            control.job_state[job] = int(control.state[job])
+        control.wish_state[job] = int(wish.states[job])
+        control.wish_cores[job] = wish.cores[job]
+        control.wish_weight[job] = int(wish.weights[job])
+        control.wish_threads[job] = wish.threads[job]
+    control.wish_service = wish.service
+    regulate_service(control)
+    regulate_jobs(control)
+
+
+def in_force(control: Any) -> tuple[Any, ...]:
+    jobs = [control.state, control.cores, control.weight, control.threads]
+    return (int(control.service), *(tuple(int(value) for value in field) for field in jobs))
+
+
+def steps(scenario: Scenario, sequence: list[Wish]) -> Any:
+    """The control state before and after each decision."""
+    control = fresh(scenario)
+    for wish in sequence:
+        before = copy.deepcopy(control)
+        decide(control, wish)
+        yield wish, before, copy.deepcopy(control)
+
+
+# --- memcached --------------------------------------------------------------------------------
+
+
+@given(problems, any_wishes)
+def test_memcached_is_never_without_a_vcpu(scenario: Scenario, sequence: list[Wish]) -> None:
+    for wish, before, after in steps(scenario, sequence):
+        assert after.service & 15 == after.service != 0
+        assert bool(after.overruled_reasons & STRANDED) == (wish.service == 0)
+        if wish.service == 0:
+            assert after.service == before.service
+
+
+@given(problems, any_wishes)
+def test_memcached_grows_at_once(scenario: Scenario, sequence: list[Wish]) -> None:
+    for wish, _, after in steps(scenario, sequence):
+        assert after.service & wish.service == wish.service
+
+
+@given(problems, any_wishes)
+def test_memcached_shrinks_only_after_the_dwell_time(
+    scenario: Scenario, sequence: list[Wish]
+) -> None:
+    grown_at_s = -LONG_AGO
+    for wish, before, after in steps(scenario, sequence):
+        rested = after.now_s - grown_at_s >= scenario.regulation.service_dwell_s
+        if not rested:
+            assert before.service & ~after.service == 0
+        elif wish.service:
+            assert after.service == wish.service
+        if after.service & ~before.service:
+            grown_at_s = after.now_s
+
+
+# --- where jobs run ---------------------------------------------------------------------------
+
+
+@given(problems, any_wishes)
+def test_no_running_job_disturbs_memcached_or_has_no_vcpu(
+    scenario: Scenario, sequence: list[Wish]
+) -> None:
+    sharing = scenario.regulation.share_service_cores
+    for _, _, after in steps(scenario, sequence):
+        for job in range(N_JOBS):
+            if after.state[job] != RUNNING:
+                continue
+            assert after.cores[job] & 15 == after.cores[job] != 0
+            if after.weight[job] == NORMAL or not sharing:
+                assert after.cores[job] & after.service == 0
+
+
+@given(problems, any_wishes)
+def test_a_job_moves_at_most_once_a_dwell_time_unless_memcached_drives_it(
+    scenario: Scenario, sequence: list[Wish]
+) -> None:
+    moved_at_s = [-LONG_AGO] * N_JOBS
+    sharing = scenario.regulation.share_service_cores
+    for _, before, after in steps(scenario, sequence):
+        for job in range(N_JOBS):
+            if after.cores[job] == before.cores[job]:
+                continue
+            apart = after.weight[job] == NORMAL or not sharing
+            driven = apart and before.cores[job] & after.service != 0
+            if before.state[job] == after.state[job] == RUNNING and not driven:
+                assert after.now_s - moved_at_s[job] >= scenario.regulation.move_dwell_s
+            moved_at_s[job] = after.now_s
+
+
+# --- what jobs do -----------------------------------------------------------------------------
+
+
+@given(problems, any_wishes)
+def test_no_job_is_paused_twice_within_the_dwell_time(
+    scenario: Scenario, sequence: list[Wish]
+) -> None:
+    paused_at_s = [-LONG_AGO] * N_JOBS
+    for _, before, after in steps(scenario, sequence):
+        for job in range(N_JOBS):
+            if before.state[job] == RUNNING and after.state[job] == PAUSED:
+                assert after.now_s - paused_at_s[job] >= scenario.regulation.pause_dwell_s
+                paused_at_s[job] = after.now_s
+
+
+@given(problems, any_wishes)
+def test_memory_is_never_exceeded(scenario: Scenario, sequence: list[Wish]) -> None:
+    for _, _, after in steps(scenario, sequence):
+        held = sum(
+            job.memory_mib
+            for index, job in enumerate(scenario.jobs)
+            if after.state[index] in (RUNNING, PAUSED)
+        )
+        assert held <= scenario.machine.memory_mib
+
+
+@given(any_wishes)
+def test_memory_that_would_suffice_is_not_refused(sequence: list[Wish]) -> None:
+    scenario = PROBLEMS["little memory"]
+    for _, _, after in steps(scenario, sequence):
+        if after.overruled_reasons & MEMORY:
+            held = sum(state in (RUNNING, PAUSED) for state in after.state)
+            assert (held + 1) * 4096 > scenario.machine.memory_mib
+
+
+@given(problems, any_wishes)
+def test_a_job_goes_its_way_only_forward(scenario: Scenario, sequence: list[Wish]) -> None:
+    for _, before, after in steps(scenario, sequence):
+        for job in range(N_JOBS):
+            was, now = before.state[job], after.state[job]
+            assert (now == DONE) == (after.job_state[job] == DONE)
+            if was in (RUNNING, PAUSED):
+                assert now != PENDING
+                assert after.threads[job] == before.threads[job]
+            if was == PENDING:
+                assert now in (PENDING, RUNNING)
+                if now == RUNNING:
+                    assert after.threads[job] == after.wish_threads[job]
+
+
+# --- what it says about itself ----------------------------------------------------------------
+
+
+@given(problems, any_wishes)
+def test_what_is_not_overruled_is_what_was_wished(scenario: Scenario, sequence: list[Wish]) -> None:
+    for wish, before, after in steps(scenario, sequence):
+        assert (after.overruled > before.overruled) == (after.overruled_reasons != 0)
+        assert after.overruled_reasons & ~sum(REASONS) == 0
+        reasons = after.overruled_reasons
+        if not reasons & (STRANDED | DWELL):
+            assert after.service == wish.service
+        for job in range(N_JOBS):
+            if DONE in (after.job_state[job], before.state[job]) or wish.states[job] == PENDING:
+                continue
+            if before.state[job] == PENDING and wish.states[job] == PAUSED:
+                assert after.state[job] == PENDING  # there is nothing to pause
+                continue
+            if not reasons & (MEMORY | PAUSE_FLAP):
+                assert after.state[job] == wish.states[job]
+            if not reasons & (MEMORY | SHARING | MOVE_FLAP) and wish.cores[job]:
+                assert after.cores[job] == wish.cores[job]
+            if after.state[job] in (RUNNING, PAUSED):
+                assert after.weight[job] == wish.weights[job]
+
+
+@given(problems, any_wishes, st.sampled_from([0.0, 0.025, 100.0]))
+def test_what_is_in_force_is_never_overruled(
+    scenario: Scenario, sequence: list[Wish], later_s: float
+) -> None:
+    for _, _, control in steps(scenario, sequence):
+        kept = in_force(control)
+        again = Wish(later_s, frozenset(), kept[0], kept[1], kept[2], kept[3], kept[4])
+        decide(control, again)
+        assert in_force(control) == kept
+        assert control.overruled_reasons == 0
+
+
+@given(problems, any_wishes)
+def test_plain_object_and_numpy_row_agree(scenario: Scenario, sequence: list[Wish]) -> None:
+    plain, row = fresh(scenario), numpy_row(scenario)
+    for wish in sequence:
+        decide(plain, wish)
+        decide(row, wish)
+        for name, value in vars(plain).items():
+            assert np.array_equal(getattr(row, name), value), name
+
+
+@settings(max_examples=30)
+@given(any_wishes)
+def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Wish]) -> None:
+    from env.simulator.machine import EpisodeFactory
+
+    rig = Rig(_FACTORY.setdefault("factory", EpisodeFactory(SHIPPED)))
+    rig.begin(1, [50_000.0])
+    plain = fresh(SHIPPED)
+    for wish in rig_sequence:
+        decide(plain, wish)
+        rig.row["now_s"] = plain.now_s
+        for name in ("job_state", "wish_state", "wish_cores", "wish_weight", "wish_threads"):
+            rig.row[name] = getattr(plain, name)
+        rig.row["wish_service"] = wish.service
+        kernel.apply_wish(rig.row, True)
+        for name in ("grown_at_s", "paused_at_s", "moved_at_s", "overruled", "overruled_reasons"):
+            assert np.array_equal(rig.row[name], getattr(plain, name)), name
+        assert in_force(rig.host) == in_force(plain)
+
+
+_FACTORY: dict[str, Any] = {}
+
+
+# --- without the regulator --------------------------------------------------------------------
+
+
+@given(any_wishes)
+def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
+    control = fresh(SHIPPED)
+    for wish in sequence:
+        before = copy.deepcopy(control)
+        decide(copy.deepcopy(control), wish)  # to set the sensors
+        control.now_s += wish.wait_s
+        control.wish_service = wish.service
+        control.wish_state[:] = map(int, wish.states)
+        control.wish_cores[:] = wish.cores
+        control.wish_weight[:] = map(int, wish.weights)
+        control.wish_threads[:] = wish.threads
+        pass_through(control)
+        assert control.service == (wish.service or before.service)
+        assert control.overruled == control.overruled_reasons == 0
+        for job in range(N_JOBS):
+            was, wanted = before.state[job], wish.states[job]
+            if wanted == PENDING or (was, wanted) == (PENDING, PAUSED):
+                assert control.state[job] == was
+                continue
+            assert control.state[job] == wanted
+            assert control.cores[job] == wish.cores[job]
+            assert control.weight[job] == wish.weights[job]
+            assert control.threads[job] == (
+                wish.threads[job] if was == PENDING else before.threads[job]
+            )
+
+
+# --- memcached on the whole machine -----------------------------------------------------------
+
+
+@given(wishes(st.integers(0, 15)))
+def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Wish]) -> None:
+    for _, before, after in steps(SHIPPED, sequence):
+        for job in range(N_JOBS):
+            if after.state[job] == RUNNING and after.weight[job] == NORMAL:
+                assert after.cores[job] & after.service == 0
+            if before.state[job] == PENDING and after.service == 15:
+                assert after.state[job] == PENDING or after.weight[job] == BACKGROUND
+
+
+def test_every_reason_has_its_words() -> None:
+    assert {STRANDED, DWELL, SHARING, MEMORY, PAUSE_FLAP, MOVE_FLAP} <= set(REASONS)
+    assert all(flag.bit_count() == 1 for flag in REASONS)
+    assert len(set(REASONS.values())) == len(REASONS)
