@@ -1,1 +1,6 @@
-"""Who decides: policies, from reference controllers to PPO."""
+"""Who decides: the policy protocol, reference controllers and PPO inference."""
+
+from agents.policy import Policy
+from agents.registry import make, names
+
+__all__ = ["Policy", "make", "names"]

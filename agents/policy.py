@@ -1,0 +1,222 @@
+"""
+The one method every decision maker implements, and what the rule-based ones share.
+
+A rule is a class with a `Parameters` model; its values, with their units and ranges, come from
+a YAML file (`agents/parameters`), so that a published controller and a tuned copy of it differ
+by a file.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat
+
+from env.allocation import Allocation, JobAllocation, JobState
+from env.errors import InputError
+from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+
+class Policy(Protocol):
+    """
+    Whoever decides, in the simulator or on a machine.
+
+    `period_s` is read after every decision: it is how long to wait for the next one. `wakes`
+    says whether a job's end or a move of the load ends that wait early. `regulated` says
+    whether the regulator stands between the policy and the actuator.
+    """
+
+    name: str
+    period_s: float
+    wakes: bool
+    regulated: bool
+
+    def reset(self, scenario: Scenario) -> None:
+        """
+        Begin a new episode.
+
+        :param scenario: the problem
+        :raises InputError: if the policy cannot run in this scenario
+        """
+
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """
+        Who holds what from now on; jobs that are left out keep what they have.
+
+        :param telemetry: what the machine shows now
+        """
+
+
+class Parameters(BaseModel):
+    """What every rule has: seconds from one decision to the next."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    period_s: PositiveFloat
+
+
+Rule = TypeVar("Rule", bound=Parameters)
+
+
+class Controller(ABC, Generic[Rule]):
+    """
+    A rule of thumb: decides once a period, whatever happens meanwhile.
+
+    :param name: what tables call it
+    :param parameters: thresholds, periods and job orders
+    """
+
+    schema: ClassVar[type[Parameters]]
+    wakes = False
+    regulated = True
+
+    def __init__(self, name: str, parameters: Rule):
+        self.name = name
+        self.parameters = parameters
+        self.period_s = parameters.period_s
+
+    def reset(self, scenario: Scenario) -> None:
+        """Begin a new episode; see `Policy.reset`."""
+        self.scenario = scenario
+        self.vcpus = tuple(range(scenario.machine.vcpus))
+        self.job_names = scenario.job_names
+        self.thread_choices = {job.name: job.threads for job in scenario.jobs}
+        self.least, self.most = scenario.service.core_choices[0], scenario.service.core_choices[-1]
+
+    @abstractmethod
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """Who holds what from now on; see `Policy.decide`."""
+
+    def others(self, service: Iterable[int]) -> tuple[int, ...]:
+        """
+        The vCPUs that memcached does not hold.
+
+        :param service: the vCPUs that it holds
+        """
+        return tuple(core for core in self.vcpus if core not in service)
+
+    def threads(self, job: str, wanted: int) -> int:
+        """The largest thread count that the job allows and that is at most `wanted`."""
+        fitting = [count for count in self.thread_choices[job] if count <= wanted]
+        return fitting[-1] if fitting else self.thread_choices[job][0]
+
+    def running(self, job: str, cores: tuple[int, ...], wanted: int) -> JobAllocation:
+        """
+        A job that runs at normal weight.
+
+        :param job: which
+        :param cores: its vCPUs
+        :param wanted: threads to launch it with, if it allows that many
+        """
+        return JobAllocation(JobState.RUNNING, cores, threads=self.threads(job, wanted))
+
+    def require_jobs(self, jobs: Iterable[str]) -> None:
+        """
+        Make sure that the rule, which names jobs, and the scenario speak of the same.
+
+        :raises InputError: naming the first job that only one of them has
+        """
+        planned = tuple(jobs)
+        for job in planned:
+            if job not in self.job_names:
+                raise InputError(
+                    f"policy {self.name}: its plan names the job {job}; "
+                    f"scenario {self.scenario.name} has {', '.join(self.job_names)}"
+                )
+        for job in self.job_names:
+            if planned.count(job) != 1:
+                raise InputError(
+                    f"policy {self.name}: its plan must name each job of scenario "
+                    f"{self.scenario.name} once; {job} comes {planned.count(job)} times"
+                )
+
+
+def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:
+    """
+    The jobs that are not done.
+
+    :param telemetry: what the machine shows
+    :param jobs: which to look at, in the order wanted
+    """
+    seen = telemetry.jobs
+    return [job for job in jobs if seen[job].state is not JobState.DONE]
+
+
+class SensorMissingError(RuntimeError):
+    """The machine does not show what a rule decides by."""
+
+
+def probed_p95_us(policy: str, telemetry: Telemetry) -> float:
+    """
+    The probed 95th percentile of memcached's latency [µs].
+
+    :param policy: who asks
+    :param telemetry: what the machine shows
+    :raises SensorMissingError: if no probe runs
+    """
+    p95_us = telemetry.service.p95_us
+    if p95_us is None:
+        raise SensorMissingError(f"{policy} decides by latency, and no probe runs on this machine")
+    return p95_us
+
+
+class Every:
+    """
+    A loop inside a loop: says when its next turn has come.
+
+    :param period_s: seconds between turns; the first comes at once
+    """
+
+    def __init__(self, period_s: float):
+        self.period_s = period_s
+        self.next_s = 0.0
+
+    def due(self, time_s: float) -> bool:
+        """Whether it is this loop's turn; if so the next one is a period away."""
+        if time_s < self.next_s - 1e-6:
+            return False
+        self.next_s = time_s + self.period_s
+        return True
+
+
+class CpuThreshold:
+    """
+    memcached's vCPUs by its CPU use over the period that has passed: the most above a threshold.
+
+    :param threshold: CPU use [vCPUs] above which memcached gets its largest set
+    """
+
+    def __init__(self, threshold: float):
+        self._threshold = threshold
+        self._cpu = RateWindow()
+
+    def choose(self, telemetry: Telemetry, scenario: Scenario) -> tuple[int, ...]:
+        """
+        The vCPUs that memcached should have; the largest set until there is a reading.
+
+        :param telemetry: what the machine shows
+        :param scenario: gives the choice
+        """
+        choices = scenario.service.core_choices
+        used = self._cpu.rate(telemetry.time_s, telemetry.service.cpu_s)
+        return choices[0] if used is not None and used <= self._threshold else choices[-1]
+
+
+class RateWindow:
+    """A cumulative counter's rate since its last reading, as `psutil` and `stats` users see it."""
+
+    def __init__(self) -> None:
+        self._time_s = self._count = -1.0
+
+    def rate(self, time_s: float, count: float) -> float | None:
+        """
+        Units per second since the last call; None at the first.
+
+        :param time_s: now
+        :param count: the counter now
+        """
+        elapsed, counted = time_s - self._time_s, count - self._count
+        first = self._time_s < 0.0
+        self._time_s, self._count = time_s, count
+        return None if first or elapsed <= 0.0 else counted / elapsed

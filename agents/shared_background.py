@@ -1,0 +1,59 @@
+"""No control at all: every job in the background of memcached."""
+
+from pydantic import PositiveInt
+
+from agents.policy import Controller, Parameters, unfinished
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+
+class SharedBackgroundParameters(Parameters):
+    """Which jobs run alone and first, which go to memcached's vCPUs, and all thread counts."""
+
+    alone: tuple[str, ...]
+    alone_threads: PositiveInt
+    beside: tuple[str, ...]
+    apart: tuple[str, ...]
+    paired_threads: PositiveInt
+
+
+class SharedBackground(Controller[SharedBackgroundParameters]):
+    """
+    The fastest public schedule of 2024 (group frikai).
+
+    memcached is on vCPUs 0 and 1, every job at cpu_shares 2. freqmine first, with 4 threads on
+    all vCPUs. Then pairs with 2 threads each: ferret on memcached's vCPUs beside canneal,
+    blackscholes, dedup, radix and vips, one after another, on the two others. The lane that is
+    left alone gets all vCPUs. There is nothing to control: the period is how often it looks
+    whether a job has ended.
+    """
+
+    schema = SharedBackgroundParameters
+
+    def reset(self, scenario: Scenario) -> None:
+        """Begin a new episode."""
+        super().reset(scenario)
+        rule = self.parameters
+        self.require_jobs([*rule.alone, *rule.beside, *rule.apart])
+
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """Run the next job of each lane."""
+        rule = self.parameters
+        if alone := unfinished(telemetry, rule.alone)[:1]:
+            return Allocation(
+                self.most, {job: self._shared(job, self.vcpus, rule.alone_threads) for job in alone}
+            )
+        beside = unfinished(telemetry, rule.beside)[:1]
+        apart = unfinished(telemetry, rule.apart)[:1]
+        jobs = {}
+        for lane, other, cores in (
+            (beside, apart, self.most),
+            (apart, beside, self.others(self.most)),
+        ):
+            for job in lane:
+                jobs[job] = self._shared(job, cores if other else self.vcpus, rule.paired_threads)
+        return Allocation(self.most, jobs)
+
+    def _shared(self, job: str, cores: tuple[int, ...], threads: int) -> JobAllocation:
+        return JobAllocation(JobState.RUNNING, cores, Weight.BACKGROUND, self.threads(job, threads))

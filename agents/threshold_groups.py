@@ -1,0 +1,60 @@
+"""Groups of jobs beside a memcached that gets a second vCPU when it is busy."""
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+from agents.policy import Controller, CpuThreshold, Parameters, unfinished
+from env.allocation import Allocation
+from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+
+class GroupMember(BaseModel):
+    """One job of a group: its threads, and how many of the batch vCPUs it may use."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job: str
+    threads: PositiveInt
+    cores: PositiveInt
+
+
+class ThresholdGroupsParameters(Parameters):
+    """memcached's CPU threshold [vCPUs] and the groups in their order."""
+
+    threshold: PositiveFloat
+    groups: tuple[tuple[GroupMember, ...], ...]
+
+
+class ThresholdGroups(Controller[ThresholdGroupsParameters]):
+    """
+    Group 031's controller (report of 2025, part 4).
+
+    memcached's CPU use is read over a blocking window of 1 s. Above 60 % of a vCPU memcached
+    has 2 vCPUs and the jobs the 2 others, else 1 and 3. Jobs run in three groups, the next one
+    when the last job of the one before has ended: canneal (3 threads), blackscholes (2) and
+    dedup (1); ferret (3), vips (1) and radix (1); freqmine (3). Long jobs use all batch vCPUs,
+    blackscholes two, the short ones one and the same.
+    """
+
+    schema = ThresholdGroupsParameters
+
+    def reset(self, scenario: Scenario) -> None:
+        """Begin a new episode."""
+        super().reset(scenario)
+        groups = self.parameters.groups
+        self.require_jobs(member.job for group in groups for member in group)
+        self._groups = [{member.job: member for member in group} for group in groups]
+        self._service = CpuThreshold(self.parameters.threshold)
+
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """Run the first group that is not done."""
+        service = self._service.choose(telemetry, self.scenario)
+        batch = self.others(service)
+        for group in self._groups:
+            if left := unfinished(telemetry, group):
+                members = [group[job] for job in left]
+                return Allocation(
+                    service,
+                    {m.job: self.running(m.job, batch[-m.cores :], m.threads) for m in members},
+                )
+        return Allocation(service)

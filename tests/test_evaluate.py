@@ -1,0 +1,250 @@
+import json
+import math
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import agents
+from env.allocation import Allocation, JobState
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from training import evaluate
+from training.episodes import Start, repeats_of, run_episode, starts_from
+from training.plots import lanes_of, plot_run, spans_on
+from training.recording import Recorder, Span
+from training.report import mean_and_ci95
+
+SEED = 2333
+
+
+@pytest.fixture(scope="module")
+def factory() -> EpisodeFactory:
+    return EpisodeFactory(load_scenario("cca-2025"))
+
+
+@pytest.fixture
+def machine(factory) -> SimulatedMachine:
+    return SimulatedMachine(factory)
+
+
+class Faulty:
+    """Runs like `concurrent` until its moment comes."""
+
+    name = "faulty"
+    wakes, regulated, period_s = False, True, 1.0
+
+    def __init__(self, fault):
+        self.fault = fault
+        self.inner = agents.make("concurrent")
+
+    def reset(self, scenario):
+        self.inner.reset(scenario)
+
+    def decide(self, telemetry):
+        return self.fault() if telemetry.time_s > 50.0 else self.inner.decide(telemetry)
+
+
+def raises():
+    raise ZeroDivisionError("as it happens")
+
+
+def test_mean_and_ci95_is_students():
+    assert mean_and_ci95([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.4841), abs=1e-4)
+    assert mean_and_ci95([7.0]) == (7.0, None)
+
+
+def test_starts_are_paired_and_never_published_traces():
+    assert starts_from(5, 10) == starts_from(5, 20)[:10]
+    assert SEED not in {start.trace_seed for start in starts_from(5, 1000)}
+    assert [start.trace_seed for start in repeats_of(SEED, 1, 3)] == [SEED] * 3
+    assert len(set(repeats_of(SEED, 1, 3))) == 3
+
+
+@pytest.mark.parametrize("name", agents.names())
+def test_every_shipped_policy_runs_and_repeats(machine, name):
+    first = run_episode(machine, agents.make(name), Start(SEED, 1))
+    again = run_episode(machine, agents.make(name), Start(SEED, 1))
+    assert first == again
+    if "SensorMissingError" in first.error:
+        assert not first.completed
+        return
+    assert not first.error
+    if name not in ("random", "heracles", "intel-prm"):
+        assert first.completed
+        assert 400.0 < first.makespan_s < 1800.0
+    assert 0.0 <= first.violation_ratio <= 1.0
+
+
+def test_other_random_numbers_make_another_run(machine):
+    policy = agents.make("threshold-groups")
+    assert run_episode(machine, policy, Start(SEED, 1)) != run_episode(
+        machine, policy, Start(SEED, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["hysteresis-pause", "threshold-groups"])
+def test_recording_changes_nothing(machine, name):
+    policy, start = agents.make(name), Start(SEED, 1)
+    recorder = Recorder(machine.scenario, SEED)
+    assert run_episode(machine, policy, start, recorder=recorder) == run_episode(
+        machine, policy, start
+    )
+
+
+def test_recording_tells_the_run(machine):
+    policy = agents.make("hysteresis-pause")
+    recorder = Recorder(machine.scenario, SEED)
+    run = run_episode(machine, policy, Start(SEED, 1), recorder=recorder)
+    recording = recorder.recording
+    assert len(recording.intervals) == math.ceil(recording.end_s / 10.0)
+    slow = sum(row.p95_us > 800.0 for row in recording.intervals)
+    assert slow == run.summary["violations"]
+    for name, spans in recording.jobs.items():
+        job = run.summary["jobs"][name]
+        assert spans[0].start_s == pytest.approx(job["start_s"])
+        assert spans[-1].end_s == pytest.approx(job["end_s"])
+        paused_s = sum(s.end_s - s.start_s for s in spans if s.state == JobState.PAUSED)
+        assert paused_s == pytest.approx(job["paused_s"], abs=1e-6)
+        for before, after in pairwise(spans):
+            assert before.end_s == after.start_s
+
+
+def test_recording_keeps_up_with_a_slow_policy(factory, tmp_path):
+    scenario = factory.scenario.with_changes(load={"interval_s": 2.0})
+    slow = tmp_path / "slow.yaml"
+    slow.write_text("rule: static\nperiod_s: 18.5\n")
+    recorder = Recorder(scenario, SEED)
+    machine = SimulatedMachine(EpisodeFactory(scenario))
+    run_episode(machine, agents.make(slow), Start(SEED, 1), recorder=recorder)
+    rows = recorder.recording.intervals
+    # The first decision comes up to one period late; nothing is recorded before it.
+    first = round(rows[0].start_s / 2.0)
+    assert [row.start_s for row in rows] == [2.0 * (first + i) for i in range(len(rows))]
+    assert rows[-1].end_s >= recorder.recording.end_s
+
+
+def test_a_recorded_run_becomes_a_picture(machine, tmp_path):
+    recorder = Recorder(machine.scenario, SEED)
+    run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
+    path = tmp_path / "run.png"
+    plot_run(recorder.recording, machine.scenario, "a run", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+
+
+def test_lanes_never_overlap():
+    running = JobState.RUNNING
+    presence = {
+        "a": [Span(0.0, 10.0, running, (1,))],
+        "b": [Span(5.0, 12.0, running, (1,))],
+        "c": [Span(10.0, 20.0, running, (1,))],
+    }
+    assert lanes_of(presence) == {"a": 0, "b": 1, "c": 0}
+
+
+def test_spans_on_joins_what_only_other_vcpus_cut():
+    running = JobState.RUNNING
+    spans = [Span(0.0, 5.0, running, (2, 3)), Span(5.0, 9.0, running, (1, 2, 3))]
+    assert spans_on(2, spans) == [Span(0.0, 9.0, running, (2, 3))]
+    assert spans_on(1, spans) == spans[1:]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (raises, "ZeroDivisionError: as it happens"),
+        (lambda: Allocation((7,)), r"ValueError: memcached: cores \(7,\) are none of"),
+        (lambda: None, "AttributeError"),
+    ],
+)
+def test_a_failing_policy_is_reported_and_not_completed(machine, fault, message):
+    run = run_episode(machine, Faulty(fault), Start(SEED, 1))
+    assert not run.completed
+    assert run.makespan_s == 1800.0
+    assert run.error.startswith("at 5")
+    assert re.search(message, run.error)
+
+
+def test_a_failing_policy_does_not_stop_the_table(monkeypatch, tmp_path, capsys):
+    real = agents.make
+
+    def make(name):
+        return Faulty(raises) if name == "faulty" else real(name)
+
+    monkeypatch.setattr(agents, "make", make)
+    path = tmp_path / "out.json"
+    evaluate.main(
+        ["--policy", "faulty", "--policy", "concurrent", "--episodes", "2", "--json", str(path)]
+    )
+    faulty, concurrent = json.loads(path.read_text())["policies"]
+    assert (faulty["completed"], concurrent["completed"]) == (0, 2)
+    assert [failure["seed"] for failure in faulty["failures"]] == [
+        run["seed"] for run in concurrent["runs"]
+    ]
+    assert "as it happens" in capsys.readouterr().out
+
+
+def test_json_and_table(tmp_path, capsys):
+    path, plots = tmp_path / "deep" / "out.json", tmp_path / "plots"
+    line = "--policy sequential --policy static --scenario cca-2025 --interval 5 --episodes 3"
+    evaluate.main([*line.split(), "--seed", "4", "--json", str(path), "--plots", str(plots)])
+    content = json.loads(path.read_text())
+    assert (content["scenario"], content["interval_s"], content["episodes"]) == ("cca-2025", 5.0, 3)
+    assert set(content["profile"]) == {"name", "hash", "fit_error"}
+    for entry in content["policies"]:
+        makespans = [run["makespan_s"] for run in entry["runs"]]
+        ratios = [run["violation_ratio"] for run in entry["runs"]]
+        assert entry["makespan_s"]["mean"] == pytest.approx(np.mean(makespans))
+        assert entry["makespan_s"]["ci95"] == pytest.approx(
+            4.302653 * np.std(makespans, ddof=1) / math.sqrt(3)
+        )
+        assert entry["violation_ratio"] == {
+            "mean": pytest.approx(np.mean(ratios)),
+            "max": max(ratios),
+        }
+        assert entry["completed"] == 3
+        assert set(entry["runs"][0]) == {"seed", "makespan_s", "violation_ratio"}
+    seeds = [[run["seed"] for run in entry["runs"]] for entry in content["policies"]]
+    assert seeds[0] == seeds[1]
+    shown = capsys.readouterr().out
+    assert "SIMULATED" in shown
+    assert content["profile"]["hash"][:12] in shown
+    assert len(list(plots.glob("*.png"))) == 2
+
+
+def test_a_named_trace(tmp_path):
+    path = tmp_path / "out.json"
+    evaluate.main(["--policy", "static", "--trace-seed", "2333", "--json", str(path)])
+    content = json.loads(path.read_text())
+    assert content["episodes"] == 1
+    assert content["policies"][0]["runs"][0]["seed"] == SEED
+    assert content["policies"][0]["makespan_s"]["ci95"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--policy nope", "unknown policy nope; known are"),
+        ("--policy nope.zip", "nope.zip"),
+        ("--policy static --scenario nope", "nope: cannot be read as a scenario"),
+        ("--policy static --interval 0", "argument --interval: must be a number"),
+        ("--policy static --interval nan", "argument --interval: must be a number"),
+        ("--policy static --interval 1801", "interval_s 1801.0 is longer"),
+        ("--policy static --episodes 0", "argument --episodes: must be a whole number"),
+        ("--policy static --trace-seed 0", "argument --trace-seed: must be a whole number from 1"),
+        ("--policy static --profile nope", "unknown profile 'nope'; known profiles"),
+        ("--policy static --json /proc/no/such.json", "cannot be written"),
+        ("--policy static --plots /proc/no", "cannot be written"),
+        ("", "the following arguments are required: --policy"),
+    ],
+)
+def test_bad_input_is_one_line(line, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(line.split())
+    assert end.value.code == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from training import faithfulness, leaderboard
+
+
+def board(tmp_path, *line):
+    page, figures = tmp_path / "board.md", tmp_path / "board.json"
+    leaderboard.main(["--out", str(page), "--json", str(figures), *line])
+    return page.read_text(), json.loads(figures.read_text())
+
+
+def test_a_small_leaderboard(tmp_path):
+    line = "--policy static --policy shared-background --episodes 2 --interval 10 --interval 5"
+    page, content = board(tmp_path, *line.split(), "--scenario", "cca-2025", "--workers", "1")
+    assert [table["interval_s"] for table in content["boards"]] == [10.0, 5.0]
+    for table in content["boards"]:
+        means = [entry["makespan_s"]["mean"] for entry in table["policies"]]
+        assert means == sorted(means)
+        assert {entry["name"] for entry in table["policies"]} == {"static", "shared-background"}
+        assert table["profile"]["hash"][:16] in page
+    assert "simulated" in page
+    assert content["command"] in page
+    assert str(content["trace_seeds"][0]) in page
+    assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_workers_change_nothing(tmp_path):
+    line = "--policy static --policy sequential --episodes 2 --interval 10 --scenario cca-2025"
+    _, one = board(tmp_path, *line.split(), "--workers", "1")
+    _, two = board(tmp_path, *line.split(), "--workers", "2")
+    assert one["boards"] == two["boards"]
+
+
+def test_everyone_takes_part_but_what_was_run_by_mistake():
+    assert "threshold-groups" in leaderboard.ranked_policies()
+    assert "stats-poll-packed-as-run" not in leaderboard.ranked_policies()
+
+
+def test_those_who_did_not_finish_come_last():
+    def entry(makespan_s, completed):
+        return {"makespan_s": {"mean": makespan_s}, "completed": completed, "runs": [0, 0]}
+
+    entries = [entry(500.0, 1), entry(900.0, 2), entry(700.0, 2)]
+    assert sorted(entries, key=leaderboard._rank) == [entries[2], entries[1], entries[0]]
+
+
+def test_faithfulness_writes_every_case(tmp_path, monkeypatch):
+    monkeypatch.setattr(faithfulness, "CASES", faithfulness.CASES[6:8])
+    page, figures = tmp_path / "faith.md", tmp_path / "faith.json"
+    faithfulness.main(["--out", str(page), "--json", str(figures), "--episodes", "2"])
+    rows = json.loads(figures.read_text())
+    assert [row["policy"] for row in rows] == ["hysteresis-pause", "shared-background"]
+    assert "hysteresis-pause (cca-2025)" in page.read_text()
+    for row in rows:
+        low, high = row["simulated"]["makespan_range_s"]
+        assert low <= high
+        assert row["simulated"]["completed"] == 2
+
+
+@pytest.mark.parametrize("module", [leaderboard, faithfulness])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "required: --out"),
+        ("--out x.txt", "--out wants a .md file"),
+        ("--out /proc/no/x.md", "cannot be written"),
+        ("--out x.md --episodes 0", "argument --episodes: must be a whole number"),
+    ],
+)
+def test_bad_input_is_one_line(module, line, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        module.main(line.split())
+    assert end.value.code == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1

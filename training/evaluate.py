@@ -1,0 +1,156 @@
+r"""
+Policies side by side in the simulator, on load traces that none of them was trained on.
+
+    python -m training.evaluate --policy threshold-groups --policy checkpoints/best.zip \
+        --scenario cca-2025 --interval 10 --episodes 50 --seed 1 --json results.json
+
+Every policy meets the same traces with the same random numbers, so that differences between
+policies are differences between policies.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import agents
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import load_scenario
+from env.simulator.load import MODULUS
+from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
+from env.simulator.profile import Profile
+from training.commandline import OneLineParser, number, read_profile, whole_number
+from training.episodes import Run, Start, repeats_of, run_episode, starts_from
+from training.recording import Recorder
+from training.report import profile_report, report, require_writable, show, write_json
+
+__all__ = ["OneLineParser", "Start", "run_episode", "whole_number"]
+
+
+def parser() -> OneLineParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.evaluate",
+        description="Compare policies in the simulator on paired load traces.",
+    )
+    add = line.add_argument
+    add(
+        "--policy",
+        action="append",
+        required=True,
+        help="a shipped policy, a parameter file (.yaml) or a checkpoint (.zip); repeat it",
+    )
+    add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
+    add("--interval", type=number(0.01), help="load interval [s]; else the scenario's own")
+    add("--episodes", type=whole_number(1), default=20, help="load traces (%(default)s)")
+    add("--seed", type=whole_number(0), default=0, help="what the traces follow from (%(default)s)")
+    add(
+        "--trace-seed",
+        type=whole_number(1, MODULUS),
+        help="one mcperf trace instead, --episodes times (once if that is not given)",
+    )
+    add("--json", type=Path, help="write the figures here")
+    add("--plots", type=Path, help="plot each policy's first run into this folder")
+    add("--no-regulator", action="store_true", help="let policies act as they wish")
+    add("--profile", help="fitted parameters instead of the scenario's own")
+    add(
+        "--spread",
+        type=number(0.0),
+        default=0.0,
+        help="draw each episode's physics from the profile's uncertainty, scaled by this (0)",
+    )
+    line.set_defaults(episodes=None)
+    return line
+
+
+def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Run the evaluation that the command line asks for.
+
+    :param arguments: what `parser` read
+    :raises InputError: if something in it is wrong
+    """
+    scenario = load_scenario(arguments.scenario)
+    if arguments.interval is not None:
+        scenario = scenario.with_changes(load={"interval_s": arguments.interval})
+    policies = [agents.make(name) for name in arguments.policy]
+    for policy in policies:
+        policy.reset(scenario)
+    profile = read_profile(arguments.profile or scenario.profile)
+    factory = EpisodeFactory(scenario, profile, Variation(physics=arguments.spread))
+    machine = SimulatedMachine(factory)
+    if arguments.trace_seed is None:
+        starts = starts_from(arguments.seed, arguments.episodes or 20)
+    else:
+        starts = repeats_of(arguments.trace_seed, arguments.seed, arguments.episodes or 1)
+    regulated = not arguments.no_regulator
+    results = []
+    console = Console(stderr=True)
+    for policy in policies:
+        runs = []
+        steps = track(
+            starts,
+            policy.name,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for index, start in enumerate(steps):
+            recorder = Recorder(scenario, start.trace_seed) if index == 0 else None
+            if arguments.plots is None:
+                recorder = None
+            runs.append(run_episode(machine, policy, start, regulated, recorder))
+            if recorder is not None:
+                plot(recorder, policy.name, runs[-1], profile, arguments.plots)
+        results.append((policy.name, runs))
+    return report(scenario, profile, results)
+
+
+def plot(recorder: Recorder, name: str, run: Run, profile: Profile, folder: Path) -> None:
+    """
+    Plot one run.
+
+    :param recorder: what was recorded
+    :param name: the policy's name
+    :param run: its figures
+    :param profile: the fitted parameters behind it
+    :param folder: where the picture goes
+    :raises InputError: if that cannot be written
+    """
+    from training.plots import plot_run  # matplotlib takes its time
+
+    title = (
+        f"{name}, seed {run.seed}: makespan {run.makespan_s:.0f} s, "
+        f"violations {100 * run.violation_ratio:.1f} % "
+        f"(simulated, profile {profile.name} {profile_report(profile)['hash'][:8]})"
+    )
+    path = folder / f"{name.replace('/', '-')}-{recorder.scenario.name}-{run.seed}.png"
+    try:
+        plot_run(recorder.recording, recorder.scenario, title, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Evaluate from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    with exit_on_bad_input():
+        for path in (arguments.json, arguments.plots and arguments.plots / "picture.png"):
+            if path is not None:
+                require_writable(path)
+        content = evaluate(arguments)
+        show(content)
+        if arguments.json is not None:
+            write_json(content, arguments.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

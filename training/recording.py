@@ -1,0 +1,130 @@
+"""What there is to plot of one simulated run: intervals, memcached's vCPUs, the jobs' places."""
+
+import math
+from dataclasses import dataclass, field
+
+from env.allocation import JobState, cores_of
+from env.scenario import Scenario
+from env.simulator.load import dynamic_targets, interval_count
+from env.simulator.machine import SimulatedMachine
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One measurement interval: its limits [s], the load [requests/s] and p95 [µs]."""
+
+    start_s: float
+    end_s: float
+    qps: float
+    p95_us: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time in which a job's state and vCPUs stayed the same."""
+
+    start_s: float
+    end_s: float
+    state: JobState
+    cores: tuple[int, ...]
+
+
+@dataclass
+class Recording:
+    """
+    One run.
+
+    :param intervals: measurement intervals that have ended
+    :param service: when memcached's vCPUs changed, and to what
+    :param jobs: each job's spans, running or paused
+    :param end_s: when the last job ended
+    """
+
+    intervals: list[Interval] = field(default_factory=list)
+    service: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    jobs: dict[str, list[Span]] = field(default_factory=dict)
+    end_s: float = 0.0
+
+
+class Recorder:
+    """
+    Watches a machine between decisions.
+
+    When a change lands is known from the moment it was sent, so that nothing has to be polled;
+    a wait is only cut where more than one interval ends within it.
+
+    :param scenario: the problem
+    :param trace_seed: mcperf's seed
+    """
+
+    def __init__(self, scenario: Scenario, trace_seed: int):
+        self.scenario = scenario
+        self.recording = Recording()
+        load = scenario.load
+        count = interval_count(load.duration_s, load.interval_s)
+        self._targets = dynamic_targets(trace_seed, load.qps_min, load.qps_max, count).tolist()
+        # (time it takes effect, state, vCPUs) of each job, in order of time.
+        self._landings: dict[str, list[tuple[float, JobState, tuple[int, ...]]]] = {
+            name: [] for name in scenario.job_names
+        }
+
+    def advance(self, machine: SimulatedMachine, until_s: float, wakes: bool) -> None:
+        """
+        Let time pass as `SimulatedMachine.advance` does, and write down what happened.
+
+        :param machine: which
+        :param until_s: when the policy decides next
+        :param wakes: whether events end the wait
+        """
+        self._note_sent(machine)
+        decided, interval_s = machine.host.now_s, self.scenario.load.interval_s
+        while not machine.over:
+            stop_s = min(until_s, machine.host.interval_ends_s + 0.5 * interval_s)
+            interval = int(machine.host.interval)
+            machine.advance(stop_s, wakes)
+            if machine.host.interval > interval:
+                self._note_interval(machine, interval)
+            if stop_s == until_s or machine.host.now_s < stop_s - 1e-9:
+                break
+        assert machine.over or machine.host.now_s > decided
+
+    def finish(self, machine: SimulatedMachine) -> None:
+        """Write down how the run ended."""
+        host, recording = machine.host, self.recording
+        if machine.completed:
+            self._note_interval(machine, int(host.interval))
+        recording.end_s = float(host.now_s)
+        for index, name in enumerate(self.scenario.job_names):
+            end_s = min(float(host.end_s[index]), recording.end_s)
+            marks = [mark for mark in self._landings[name] if mark[0] < end_s]
+            ends = [*(mark[0] for mark in marks), end_s][1:]
+            recording.jobs[name] = [
+                Span(start_s, until_s, state, cores)
+                for (start_s, state, cores), until_s in zip(marks, ends, strict=True)
+                if until_s > start_s
+            ]
+
+    def _note_interval(self, machine: SimulatedMachine, interval: int) -> None:
+        length = self.scenario.load.interval_s
+        qps = float(self._targets[min(interval, len(self._targets) - 1)])
+        p95_us = float(machine.host.interval_p95_us)
+        self.recording.intervals.append(
+            Interval(interval * length, (interval + 1) * length, qps, p95_us)
+        )
+
+    def _note_sent(self, machine: SimulatedMachine) -> None:
+        """Write down what was sent to the actuator and when it lands."""
+        host = machine.host
+        service = self.recording.service
+        cores = cores_of(int(host.sent_service))
+        if not service or service[-1][1] != cores:
+            lands_s = float(host.service_lands_s)
+            service.append((lands_s if math.isfinite(lands_s) else float(host.now_s), cores))
+        for index, name in enumerate(self.scenario.job_names):
+            lands_s = float(host.lands_s[index])
+            if math.isfinite(lands_s):
+                marks = self._landings[name]
+                while marks and marks[-1][0] >= lands_s:
+                    marks.pop()
+                state = JobState(int(host.sent_state[index]))
+                marks.append((lands_s, state, cores_of(int(host.sent_cores[index]))))

@@ -1,0 +1,185 @@
+"""What an evaluation says: figures with their confidence, as JSON and on the terminal."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from env.errors import InputError
+from env.scenario import Scenario
+from env.simulator.profile import Profile, content_hash
+from training.episodes import Run
+
+
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
+    """
+    The mean and half the width of its 95 % confidence interval (Student's t).
+
+    :param values: independent results; a single one has no interval (None)
+    """
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n < 2:
+        return mean, None
+    return mean, float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+
+
+def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """
+    A policy's figures, ready for JSON.
+
+    :param name: what the table calls it
+    :param runs: its episodes
+    """
+    makespan, ci95 = mean_and_ci95([run.makespan_s for run in runs])
+    ratios = [run.violation_ratio for run in runs]
+    return {
+        "name": name,
+        "makespan_s": {"mean": makespan, "ci95": ci95},
+        "violation_ratio": {"mean": float(np.mean(ratios)), "max": max(ratios)},
+        "completed": sum(run.completed for run in runs),
+        "actuations_per_min": float(np.mean([run.actuations_per_min for run in runs])),
+        "failures": [{"seed": run.seed, "error": run.error} for run in runs if run.error],
+        "runs": [
+            {
+                "seed": run.seed,
+                "makespan_s": run.makespan_s,
+                "violation_ratio": run.violation_ratio,
+            }
+            for run in runs
+        ],
+    }
+
+
+def profile_report(profile: Profile) -> dict[str, Any]:
+    """
+    What a simulated figure is shown with.
+
+    :param profile: the fitted parameters behind it
+    """
+    return {
+        "name": profile.name,
+        "hash": profile.hash or content_hash(profile),
+        "fit_error": dict(profile.fit_error),
+    }
+
+
+def report(
+    scenario: Scenario, profile: Profile, results: Sequence[tuple[str, Sequence[Run]]]
+) -> dict[str, Any]:
+    """
+    The evaluation, ready for JSON.
+
+    :param scenario: the problem
+    :param profile: the fitted parameters behind the simulator
+    :param results: policy names with their runs
+    """
+    return {
+        "scenario": scenario.name,
+        "interval_s": scenario.load.interval_s,
+        "episodes": len(results[0][1]),
+        "profile": profile_report(profile),
+        "policies": [policy_report(name, runs) for name, runs in results],
+    }
+
+
+def table(content: dict[str, Any]) -> Table:
+    """
+    The report as a table for the terminal.
+
+    :param content: what `report` made
+    """
+    profile = content["profile"]
+    errors = ", ".join(f"{name} {value:.3g}" for name, value in profile["fit_error"].items())
+    view = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=f"SIMULATED: {content['scenario']}, {content['interval_s']:g} s intervals, "
+        f"{content['episodes']} episode{'s' * (content['episodes'] != 1)}",
+        caption=f"Simulated, not measured. Profile {profile['name']} {profile['hash'][:12]}; "
+        f"fit error: {errors or 'not fitted yet'}",
+    )
+    view.add_column("policy", no_wrap=True)
+    for column in ("makespan, s", "violations", "worst", "done", "changes/min"):
+        view.add_column(column, justify="right", no_wrap=True)
+    for entry in content["policies"]:
+        makespan, ratio = entry["makespan_s"], entry["violation_ratio"]
+        interval = "" if makespan["ci95"] is None else f" ± {makespan['ci95']:.1f}"
+        view.add_row(
+            entry["name"],
+            f"{makespan['mean']:.1f}{interval}",
+            f"{100 * ratio['mean']:.2f} %",
+            f"{100 * ratio['max']:.2f} %",
+            f"{entry['completed']}/{len(entry['runs'])}",
+            f"{entry['actuations_per_min']:.1f}",
+        )
+    return view
+
+
+def show(content: dict[str, Any]) -> None:
+    """
+    Print the table, and what went wrong in which episode.
+
+    :param content: what `report` made
+    """
+    console = Console()
+    console.print(table(content))
+    for entry in content["policies"]:
+        for line in failure_lines(entry):
+            console.print(line, style="red", markup=False, soft_wrap=True)
+
+
+def failure_lines(entry: dict[str, Any], most: int = 3) -> list[str]:
+    """
+    Which episodes a policy was stopped in, and why.
+
+    :param entry: what `policy_report` made
+    :param most: how many to name
+    """
+    failures = entry["failures"]
+    lines = [
+        f"{entry['name']}: trace seed {failure['seed']}, {failure['error']}"
+        for failure in failures[:most]
+    ]
+    if len(failures) > most:
+        lines.append(f"{entry['name']}: and {len(failures) - most} more")
+    return lines
+
+
+def require_writable(path: Path) -> None:
+    """
+    Make sure that a file can be written before the work is done that fills it.
+
+    :param path: which; its folder is made if it does not exist
+    :raises InputError: if it cannot
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def write_json(content: Any, path: Path) -> None:
+    """
+    Write a report.
+
+    :param content: what to write
+    :param path: where
+    :raises InputError: if that cannot be written
+    """
+    try:
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
