@@ -1,0 +1,115 @@
+"""A short real training run: it learns, writes what it promises, resumes and survives Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.checkpoint import read_checkpoint
+from env.errors import InputError
+from env.scenario import load_scenario
+from training.ppo import train
+from training.recipe import load_recipe
+from training.selection import Score
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = load_recipe("default").model_copy(
+    update={
+        "n_envs": 64,
+        "n_steps": 64,
+        "batch_size": 1024,
+        "steps": 60_000,
+        "evaluate_every": 25_000,
+        "selection_episodes": 4,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return folder, train(load_scenario("cca-2025"), SMALL, 3, folder)
+
+
+def test_a_run_leaves_best_last_and_periodic_checkpoints(run):
+    folder, best = run
+    assert read_checkpoint(folder / "best.zip").metadata["evaluation"]["makespan_s"] == (
+        pytest.approx(best.makespan_s)
+    )
+    assert read_checkpoint(folder / "last.zip").metadata["steps"] >= SMALL.steps
+    assert len(list((folder / "checkpoints").glob("step_*.zip"))) >= 2
+
+
+def test_tensorboard_shows_episodes_jobs_actions_rewards_and_the_gantt_picture(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run[0] / "tensorboard"))
+    events.Reload()
+    scalars, images = events.Tags()["scalars"], events.Tags()["images"]
+    for wanted in ("selection/makespan_s", "selection/violation_ratio", "actions/keep"):
+        assert wanted in scalars
+    assert "allocation/gantt" in images
+
+
+def test_resume_goes_on_from_the_step_it_left(run, tmp_path):
+    again = SMALL.model_copy(update={"steps": 8_000})
+    train(load_scenario("cca-2025"), again, 3, tmp_path, resume=run[0] / "last.zip")
+    before = read_checkpoint(run[0] / "last.zip").metadata["steps"]
+    assert read_checkpoint(tmp_path / "last.zip").metadata["steps"] >= before + 8_000
+
+
+def test_resume_refuses_what_is_not_a_checkpoint(tmp_path):
+    (tmp_path / "text.zip").write_text("nothing")
+    with pytest.raises(InputError, match=r"text\.zip"):
+        train(load_scenario("cca-2025"), SMALL, 0, tmp_path, resume=tmp_path / "text.zip")
+
+
+def test_few_violations_beat_speed_and_speed_decides_among_the_accepted():
+    slow_and_safe = Score(0.0, 700.0, 0.001, 1.0)
+    fast_and_safe = Score(0.0, 600.0, 0.002, 1.0)
+    fast_and_bad = Score(0.05, 500.0, 0.05, 1.0)
+    assert min(slow_and_safe, fast_and_safe, fast_and_bad) is fast_and_safe
+    assert slow_and_safe < fast_and_bad
+
+
+def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    # The progress bar appears when training has begun.
+    for line in process.stdout:
+        if "training" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert (tmp_path / "run" / "last.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--scenario", "nowhere"], "nowhere"),
+        (["--recipe", "nowhere"], "no such recipe"),
+        (["--steps", "0"], "--steps"),
+        (["--env", "vmm"], "--env"),
+        (["--resume", "nowhere.zip"], "no such checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(options, says, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "--out", str(tmp_path / "run"), *options],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,112 @@
+"""One training run of PPO in the simulator, from recipe to best checkpoint."""
+
+from pathlib import Path
+
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.logger import configure
+
+from agents.checkpoint import read_checkpoint
+from env.scenario import Scenario
+from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.vector_env import ColocationVecEnv
+from training.callbacks import EpisodeLog, Evaluation, ProgressLine
+from training.masked_policy import MaskedActorCriticPolicy
+from training.recipe import Recipe
+from training.selection import Score
+
+
+def new_model(
+    recipe: Recipe, environments: ColocationVecEnv, seed: int, algorithm: type[PPO] = PPO
+) -> PPO:
+    """
+    A fresh model.
+
+    :param recipe: hyperparameters
+    :param environments: what it learns on
+    :param seed: of weights and action sampling
+    :param algorithm: stock PPO, or a faster class with the same interface
+    """
+    return algorithm(
+        MaskedActorCriticPolicy,
+        environments,
+        learning_rate=schedule(recipe),
+        n_steps=recipe.n_steps,
+        batch_size=recipe.batch_size,
+        n_epochs=recipe.n_epochs,
+        gamma=recipe.gamma,
+        gae_lambda=recipe.gae_lambda,
+        clip_range=recipe.clip_range,
+        ent_coef=recipe.ent_coef,
+        vf_coef=recipe.vf_coef,
+        policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
+        device="cpu",
+        seed=seed,
+    )
+
+
+class schedule:  # noqa: N801 - reads as the function it is; a class so that it can be pickled
+    """Adam's step size, falling linearly over the run."""
+
+    def __init__(self, recipe: Recipe):
+        self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
+
+    def __call__(self, remaining: float) -> float:
+        """:param remaining: the part of the run that is left, 1 to 0."""
+        return self.last + (self.first - self.last) * remaining
+
+
+def train(
+    scenario: Scenario,
+    recipe: Recipe,
+    seed: int,
+    folder: Path,
+    resume: Path | None = None,
+    fast: bool = False,
+) -> Score:
+    """
+    Train, writing TensorBoard files and checkpoints into `folder`.
+
+    An interruption (Ctrl-C) ends the run after saving `last.zip`.
+
+    :param scenario: the problem
+    :param recipe: how to train
+    :param seed: of everything random
+    :param folder: of this run
+    :param resume: a checkpoint to go on from
+    :param fast: train with `FastPPO`
+    :return: the best score on the selection traces
+    :raises InputError: if the checkpoint to resume does not fit
+    """
+    algorithm: type[PPO] = PPO
+    if fast:
+        from training.fast_ppo import FastPPO
+
+        algorithm = FastPPO
+    variation = Variation(physics=recipe.physics, interval_s=recipe.interval_s)
+    environments = ColocationVecEnv(
+        scenario, recipe.n_envs, recipe.gamma, seed=seed, variation=variation
+    )
+    if resume is None:
+        model = new_model(recipe, environments, seed, algorithm)
+    else:
+        checkpoint = read_checkpoint(resume)
+        checkpoint.require_scenario(scenario)
+        model = algorithm.load(checkpoint.path, env=environments, device="cpu")
+    model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
+    evaluation = Evaluation(EpisodeFactory(scenario), recipe, folder)
+    progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
+    try:
+        model.learn(
+            recipe.steps,
+            callback=CallbackList([EpisodeLog(), evaluation, progress]),
+            reset_num_timesteps=resume is None,
+        )
+    except KeyboardInterrupt:
+        progress.close()
+        print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
+    evaluation.evaluate()
+    model.logger.dump(model.num_timesteps)
+    assert evaluation.best is not None
+    return evaluation.best

@@ -1,0 +1,83 @@
+"""Recipes: the hyperparameters of a training run, read from `training/hyperparameters/*.yaml`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from env.errors import InputError, validation_message
+
+RECIPE_FOLDER = Path(__file__).parent / "hyperparameters"
+
+
+class Recipe(BaseModel):
+    """
+    How to train.
+
+    :param steps: decisions over all machines
+    :param n_envs: simulated machines in parallel
+    :param n_steps: decisions of each machine between two updates
+    :param batch_size: decisions in one minibatch
+    :param n_epochs: passes over the rollout in one update
+    :param learning_rate: Adam's step size at the start; falls linearly
+    :param final_learning_rate: Adam's step size at the end
+    :param gamma: discount per decision. 1: decisions differ in length, so any smaller discount
+        would reward a policy for making many short ones
+    :param gae_lambda: bias against variance of the advantage estimate
+    :param clip_range: how far one update may move an action's probability
+    :param ent_coef: weight of the entropy bonus
+    :param vf_coef: weight of the value loss
+    :param hidden: widths of the hidden layers, for the policy and for the value
+    :param physics: scale of the profile's uncertainty each episode's physics is drawn from
+    :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
+    :param evaluate_every: decisions between two evaluations on the selection traces
+    :param selection_episodes: number of selection traces
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: PositiveInt
+    n_envs: PositiveInt
+    n_steps: PositiveInt
+    batch_size: PositiveInt
+    n_epochs: PositiveInt
+    learning_rate: PositiveFloat
+    final_learning_rate: PositiveFloat
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)]
+    gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)]
+    clip_range: PositiveFloat
+    ent_coef: Annotated[float, Field(ge=0.0)]
+    vf_coef: PositiveFloat
+    hidden: tuple[PositiveInt, ...]
+    physics: Annotated[float, Field(ge=0.0, le=3.0)]
+    interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    evaluate_every: PositiveInt
+    selection_episodes: PositiveInt
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(path.stem for path in RECIPE_FOLDER.glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """
+    Read and validate a recipe.
+
+    :param name_or_path: a shipped recipe's name, or a YAML file
+    :raises InputError: one line that names the file, the field and what is allowed
+    """
+    path = Path(name_or_path)
+    if str(name_or_path) in recipe_names():
+        path = RECIPE_FOLDER / f"{name_or_path}.yaml"
+    try:
+        return Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        known = ", ".join(recipe_names())
+        raise InputError(f"{name_or_path}: no such recipe; known are {known}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML") from error
+    except ValidationError as error:
+        allowed = f"; allowed are {', '.join(Recipe.model_fields)}"
+        raise InputError(validation_message(path, error, allowed)) from error

@@ -1,0 +1,85 @@
+"""Scoring a policy on the selection traces: what decides which checkpoint is the best."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from env.simulator import kernel
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, episode_summary
+
+SELECTION_ENTROPY = 20250531
+"""Fixed before any training run; report traces come from another class of seeds altogether."""
+
+ACCEPTED_VIOLATION_RATIO = 0.002
+
+
+class Actor(Protocol):
+    """Whoever maps observations to edits."""
+
+    def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """float32[B, size] to int[B]."""
+
+
+@dataclass(frozen=True, order=True)
+class Score:
+    """
+    Smaller is better: fewest violations, unless they are few enough; then the fastest.
+
+    :param excess: violation ratio, or 0 where it is acceptable
+    :param makespan_s: mean makespan
+    """
+
+    excess: float
+    makespan_s: float
+    violation_ratio: float
+    completed: float
+
+
+def run_selection(
+    actor: Actor, factory: EpisodeFactory, episodes: int
+) -> tuple[Score, list[dict[str, Any]]]:
+    """
+    Run a policy once on each selection trace.
+
+    :param actor: the policy, deterministic
+    :param factory: what the episodes look like
+    :param episodes: how many traces
+    :return: the score, and the summary of each episode
+    """
+    hosts, targets = factory.new_hosts(episodes), factory.new_targets(episodes)
+    rows = factory.table.rows
+    observations = np.zeros((episodes, factory.observation_size), np.float32)
+    for index, seed in enumerate(trace_seeds(SELECTION_ENTROPY, episodes, "selection")):
+        rng = np.random.default_rng([SELECTION_ENTROPY, seed])
+        factory.begin(hosts, targets, index, seed, rng)
+        kernel.look_at(hosts, index, rows, observations[index])
+    terms = np.zeros((episodes, hosts["term_sums"].shape[1]))
+    rewards, ended = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
+    going = np.arange(episodes)
+    summaries: list[dict[str, Any]] = [{}] * episodes
+    while len(going):
+        # Ended episodes leave the batch; what remains is stepped as one array.
+        batch, looks = hosts[going], observations[going]
+        kernel.step_batch(
+            batch, rows, targets[going], actor.act(looks), 1.0,
+            terms[: len(going)], rewards[: len(going)], ended[: len(going)], looks,
+        )  # fmt: skip
+        hosts[going], observations[going] = batch, looks
+        for position in np.flatnonzero(ended[: len(going)]):
+            summaries[going[position]] = episode_summary(hosts[going[position]], factory.scenario)
+        going = going[ended[: len(going)] == 0]
+    return score(summaries), summaries
+
+
+def score(summaries: list[dict[str, Any]]) -> Score:
+    """Judge the episodes of one policy."""
+    violation_ratio = float(np.mean([summary["violation_ratio"] for summary in summaries]))
+    return Score(
+        excess=violation_ratio if violation_ratio > ACCEPTED_VIOLATION_RATIO else 0.0,
+        makespan_s=float(np.mean([summary["makespan_s"] for summary in summaries])),
+        violation_ratio=violation_ratio,
+        completed=float(np.mean([summary["completed"] for summary in summaries])),
+    )
