@@ -105,6 +105,7 @@ class FactorisedAllocation(VecEnvWrapper):
         wish = np.where(pause & pending, JobState.PENDING, wish)
         hosts["wish_state"] = wish
         hosts["wish_set"] = np.where(pause, hosts["wish_set"], place[..., 0])
+        hosts["wish_place"] = -1
         hosts["wish_weight"] = np.where(pause, hosts["wish_weight"], place[..., 1])
         self.venv.step_async(np.zeros(self.num_envs, np.int64))
 

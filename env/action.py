@@ -3,8 +3,9 @@ The action: one edit of the allocation at a time.
 
 A decision keeps the allocation or changes one thing in it: memcached's vCPUs, or one job's
 start (with threads and weight), place or pause. Which edits are legal depends on the state,
-so each comes with a mask; an edit drawn under the mask can always be carried out. Several
-edits in a row are taken a polling period apart.
+so each comes with a mask; an edit drawn under the mask can be carried out. Keeping is legal
+except while nothing runs though a job could. Several edits in a row are taken a polling period
+apart.
 
 A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
 does not hold, and follows when memcached comes and goes; a background job may share them.
@@ -18,6 +19,7 @@ from env.allocation import Weight, cores_of, mask_of
 from env.scenario import Scenario
 
 KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
+START_BIT, MOVE_BIT, RESUME_BIT, PAUSE_BIT, PLACE_EDIT = 5, 6, 7, 8, 9
 KINDS = ("keep", "service", "start", "place", "pause")
 
 PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
@@ -29,7 +31,9 @@ class EditTable:
     """
     All edits of a scenario.
 
-    :param rows: int64[n_edits, 5] of kind, job, core set (bit mask), weight, threads
+    :param rows: int64[n_edits, 10], stored column by column: kind, job, core set (bit mask),
+        weight, threads; the job's bit if the edit starts, moves, resumes or pauses it (else 0);
+        the edit that names the place it leads to (else -1)
     """
 
     rows: np.ndarray
@@ -40,7 +44,7 @@ class EditTable:
 
     def describe(self, edit: int) -> str:
         """An edit in words, for logs and histograms."""
-        kind, job, cores, weight, threads = (int(value) for value in self.rows[edit])
+        kind, job, cores, weight, threads = (int(value) for value in self.rows[edit, :5])
         parts = [KINDS[kind]]
         if kind not in (KEEP, SERVICE):
             parts.append(self.job_names[job])
@@ -82,7 +86,17 @@ def edit_table(scenario: Scenario) -> EditTable:
             rows += [(START, index, everything, int(weight), threads) for weight in both]
         rows += [(PLACE, index, core_set, int(weight), 0) for core_set, weight in places]
         rows.append((PAUSE, index, 0, 0, 0))
-    return EditTable(np.array(rows, dtype=np.int64), scenario.job_names)
+    places_by_key = {
+        (job, cores, weight): edit
+        for edit, (kind, job, cores, weight, _) in enumerate(rows)
+        if kind == PLACE
+    }
+    whole = []
+    for kind, job, cores, weight, threads in rows:
+        bits = [(1 << job) * (kind == wanted) for wanted in (START, PLACE, PLACE, PAUSE)]
+        place = places_by_key.get((job, cores, weight), -1) if kind in (START, PLACE) else -1
+        whole.append((kind, job, cores, weight, threads, *bits, place))
+    return EditTable(np.asfortranarray(np.array(whole, dtype=np.int64)), scenario.job_names)
 
 
 def nearest(allowed: tuple[int, ...], wanted: int) -> int:
@@ -92,63 +106,89 @@ def nearest(allowed: tuple[int, ...], wanted: int) -> int:
 
 def job_readiness(control):
     """
-    Which jobs could start, be moved, be resumed and be paused now: four bit masks over jobs.
+    Which jobs could start, be moved, be resumed and be paused now, and which run: bit masks.
 
-    A job can start while the memory that no launched job holds is enough for it, and be paused
-    again once its dwell time has passed.
+    A job can start while the memory that no launched job holds is enough for it, and be moved or
+    paused again once its dwell time has passed.
     """
     memory_free = control.memory_mib
     for job in range(len(control.state)):
         launched = control.state[job] == RUNNING or control.state[job] == PAUSED
         if launched and control.job_state[job] != DONE:
             memory_free -= control.job_memory_mib[job]
-    can_start, can_move, can_resume, can_pause = 0, 0, 0, 0
+    can_start, can_move, can_resume, can_pause, running = 0, 0, 0, 0, 0
     for job in range(len(control.state)):
         state = DONE if control.job_state[job] == DONE else control.state[job]
         if state == PENDING and control.job_memory_mib[job] <= memory_free:
             can_start |= 1 << job
         elif state == RUNNING:
-            can_move |= 1 << job
+            running |= 1 << job
+            if control.now_s - control.moved_at_s[job] >= control.move_dwell_s:
+                can_move |= 1 << job
             if control.now_s - control.paused_at_s[job] >= control.pause_dwell_s:
                 can_pause |= 1 << job
         elif state == PAUSED:
             can_resume |= 1 << job
-    return can_start, can_move, can_resume, can_pause
+    return can_start, can_move, can_resume, can_pause, running
 
 
-def is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause):
-    """
-    Whether an edit can be carried out now and changes something.
+def may_keep(can_start, can_resume, running):
+    """Whether keeping is sensible: not while nothing runs though something could."""
+    return running != 0 or (can_start | can_resume) == 0
 
-    Written without branches: most of the cost of an observation is this line, once per edit.
 
-    :param control: a control row
-    :param rows: int64[n_edits, 5], see `EditTable`
-    :param edit: which edit
-    :param can_start: see `job_readiness`, as the other three
-    """
-    kind, job, cores, weight = rows[edit, 0], rows[edit, 1], rows[edit, 2], rows[edit, 3]
-    elsewhere = (control.wish_set[job] != cores) | (control.wish_weight[job] != weight)
-    return (
-        (kind == KEEP)
-        | ((kind == SERVICE) & (cores != control.wish_service))
-        | ((kind == START) & ((can_start >> job) & 1 == 1))
-        | ((kind == PLACE) & (((can_resume >> job) | ((can_move >> job) & elsewhere)) & 1 == 1))
-        | ((kind == PAUSE) & ((can_pause >> job) & 1 == 1))
-    )
+def can_serve(control, cores):
+    """Whether memcached's vCPUs may become `cores`: others than now, and not fewer too soon."""
+    leaving = control.service & ~cores
+    held = control.now_s - control.grown_at_s < control.service_dwell_s
+    return cores != control.wish_service and not (leaving != 0 and held)
 
 
 def legal_edits(control, rows, legal):
     """
-    Mark the legal edits.
+    Mark the edits that can be carried out now and change something.
+
+    One expression without branches per edit, over whole columns: this is most of the cost of an
+    observation. What is so already is struck out afterwards.
 
     :param control: a control row
-    :param rows: int64[n_edits, 5], see `EditTable`
+    :param rows: int64[n_edits, 10], see `EditTable`
     :param legal: float[n_edits], receives 1.0 or 0.0
     """
-    can_start, can_move, can_resume, can_pause = job_readiness(control)
+    can_start, can_move, can_resume, can_pause, running = job_readiness(control)
     for edit in range(len(rows)):
-        legal[edit] = is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause)
+        gates = (
+            (can_start & rows[edit, START_BIT])
+            | (can_move & rows[edit, MOVE_BIT])
+            | (can_resume & rows[edit, RESUME_BIT])
+            | (can_pause & rows[edit, PAUSE_BIT])
+        )
+        legal[edit] = 1.0 if (gates != 0) | (rows[edit, 0] <= SERVICE) else 0.0
+    for job in range(len(control.state)):
+        if control.wish_place[job] >= 0 and (can_move >> job) & 1:
+            legal[control.wish_place[job]] = 0.0
+    legal[KEEP] = 1.0 if may_keep(can_start, can_resume, running) else 0.0
+    for edit in range(1, len(rows)):
+        if rows[edit, 0] != SERVICE:
+            break
+        legal[edit] = 1.0 if can_serve(control, rows[edit, 2]) else 0.0
+
+
+def is_legal(control, rows, edit):
+    """Whether one edit is legal; says what `legal_edits` says."""
+    if rows[edit, 0] == SERVICE:
+        return can_serve(control, rows[edit, 2])
+    can_start, can_move, can_resume, can_pause, running = job_readiness(control)
+    if rows[edit, 0] == KEEP:
+        return may_keep(can_start, can_resume, running)
+    if control.wish_place[rows[edit, 1]] == edit:
+        can_move = 0
+    return (
+        (can_start & rows[edit, START_BIT])
+        | (can_move & rows[edit, MOVE_BIT])
+        | (can_resume & rows[edit, RESUME_BIT])
+        | (can_pause & rows[edit, PAUSE_BIT])
+    ) != 0
 
 
 def apply_edit(control, rows, edit):
@@ -156,12 +196,11 @@ def apply_edit(control, rows, edit):
     Write one edit into the policy's wish; an illegal one is counted and changes nothing.
 
     :param control: a control row
-    :param rows: int64[n_edits, 5], see `EditTable`
+    :param rows: int64[n_edits, 10], see `EditTable`
     :param edit: index of the edit
     """
     kind, job = rows[edit, 0], rows[edit, 1]
-    can_start, can_move, can_resume, can_pause = job_readiness(control)
-    if not is_legal(control, rows, edit, can_start, can_move, can_resume, can_pause):
+    if not is_legal(control, rows, edit):
         control.illegal_edits += 1
         kind = KEEP
     control.kept = 1 if kind == KEEP else 0
@@ -169,6 +208,7 @@ def apply_edit(control, rows, edit):
         control.wish_service = rows[edit, 2]
     elif kind == START or kind == PLACE:
         control.wish_state[job] = RUNNING
+        control.wish_place[job] = rows[edit, PLACE_EDIT]
         control.wish_set[job] = rows[edit, 2]
         control.wish_weight[job] = rows[edit, 3]
         if kind == START:

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from env.action import EditTable, edit_table
 from env.observation import feature_count
 from env.scenario import Scenario, load_scenario
+from env.simulator.load import trace_seeds
 
 TERMINATED, TRUNCATED = 1, 2
 
@@ -88,7 +89,10 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         :param options: `{"trace_seed": n}` asks for a certain mcperf trace
         """
         super().reset(seed=seed)
-        trace_seed = (options or {}).get("trace_seed") or int(self.np_random.integers(1, 2**31 - 1))
+        trace_seed = (options or {}).get("trace_seed")
+        if trace_seed is None:
+            entropy = int(self.np_random.integers(2**31))
+            (trace_seed,) = trace_seeds(entropy, 1, "training")
         self.backend.begin(trace_seed, self.np_random)
         return self._look(), {"trace_seed": trace_seed}
 

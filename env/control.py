@@ -53,6 +53,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         # What the policy wishes.
         ("wish_service", whole),
         ("wish_state", whole, jobs),
+        ("wish_place", whole, jobs),  # the edit that names where the job is, or -1
         ("wish_set", whole, jobs),  # where a job may go; `env.action` turns it into vCPUs
         ("wish_cores", whole, jobs),
         ("wish_weight", whole, jobs),
@@ -108,6 +109,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         wake_qps=scenario.control.wake_qps,
         hold_s=scenario.control.hold_s,
         wish_service=refuge,
+        wish_place=[-1] * n_jobs,
         wish_set=[everything] * n_jobs,
         wish_cores=[everything] * n_jobs,
         wish_weight=[int(Weight.NORMAL)] * n_jobs,

@@ -99,7 +99,7 @@ def place(control, job, state):
         if cores == 0:
             cores = everything & ~control.service
         overrule(control, SHARING)
-        if cores == 0:  # memcached holds the whole machine
+        if cores == 0:  # memcached holds the whole machine: no dwell time keeps a job on it
             return PAUSED if control.state[job] != PENDING else PENDING
     if (
         control.state[job] == RUNNING

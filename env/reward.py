@@ -6,8 +6,8 @@ The reward of one decision, in named terms. One unit is `UNIT_S` seconds of make
   interval that broke it, when it ends, and `SEVERITY_WEIGHT` times the time's worth of
   requests over the SLO as they occur, so that an interval already lost is not free to
   sacrifice.
-- `churn`: minus `ACTUATION_COST_S` for each change that is actuated, so that of two equally fast
-  schedules the calmer one wins.
+- `churn`: minus `CHANGE_COST_S` for each edit and for each change that is actuated, so that of two
+  equally fast schedules the calmer one wins, and edits are not made for their own sake.
 - `shaping`: potential-based, gamma Phi(s') - Phi(s) (Ng, Harada, Russell 1999), which leaves the
   best policy what it is. Phi is minus the time the remaining work would take at a fixed rate;
   it is 0 once all jobs are done, but not when an episode is cut off.
@@ -16,7 +16,7 @@ The reward of one decision, in named terms. One unit is `UNIT_S` seconds of make
 UNIT_S = 10.0
 VIOLATION_WEIGHT = 3.0
 SEVERITY_WEIGHT = 3.0
-ACTUATION_COST_S = 0.1
+CHANGE_COST_S = 0.2
 
 WORK_RATE_PER_VCPU = 0.5
 """Solo-core seconds of work per vCPU and second that Phi counts on; SMT costs the other half."""
@@ -39,9 +39,9 @@ def slo_term(violated_s, over_slo_s):
     return -(VIOLATION_WEIGHT * violated_s + SEVERITY_WEIGHT * over_slo_s) / UNIT_S
 
 
-def churn_term(actuations):
-    """Cost of changes."""
-    return -ACTUATION_COST_S * actuations / UNIT_S
+def churn_term(changes):
+    """Cost of edits and actuations."""
+    return -CHANGE_COST_S * changes / UNIT_S
 
 
 def potential(work_left_s, n_vcpus):

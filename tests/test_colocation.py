@@ -163,7 +163,7 @@ def test_the_terms_of_an_episode_add_up() -> None:
     assert first < 0.0
     assert totals["shaping"] == pytest.approx(-first)
     assert totals["time"] == pytest.approx(-machine.host.now_s / reward.UNIT_S)
-    cost = reward.ACTUATION_COST_S * summary["actuations"]
+    cost = reward.CHANGE_COST_S * (summary["edits"] + summary["actuations"])
     assert totals["churn"] == pytest.approx(-cost / reward.UNIT_S)
     violated_s = summary["violations"] * summary["interval_s"]
     assert totals["slo"] <= -reward.VIOLATION_WEIGHT * violated_s / reward.UNIT_S

@@ -84,9 +84,8 @@ def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
-    # The progress bar appears when training has begun.
     for line in process.stdout:
-        if "training" in line:
+        if line.startswith("training for"):
             break
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)

@@ -109,6 +109,12 @@ class Evaluation(BaseCallback):
         self.logger.record(
             "selection/actuations", float(np.mean([one["actuations"] for one in summaries]))
         )
+        print(
+            f"{self.num_timesteps} decisions: {score.makespan_s:.0f} s, "
+            f"{100 * score.violation_ratio:.2f} % violations, {100 * score.completed:.0f} % "
+            "completed (selection traces, simulated)",
+            flush=True,
+        )
         metadata = self._metadata(score)
         save_checkpoint(self._ppo, self.folder / "last.zip", metadata)
         self.logger.record("allocation/gantt", self._picture())
@@ -161,9 +167,6 @@ class ProgressLine(BaseCallback):
     def __init__(self, evaluation: Evaluation, total: int):
         super().__init__()
         self.evaluation = evaluation
-        self.total = total
-
-    def _on_training_start(self) -> None:
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -171,7 +174,9 @@ class ProgressLine(BaseCallback):
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}"),
         )
-        self._task = self._bar.add_task("training", total=self.total, figures="")
+        self._task = self._bar.add_task("training", total=total, figures="")
+
+    def _on_training_start(self) -> None:
         self._bar.start()
 
     def _on_step(self) -> bool:

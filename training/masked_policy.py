@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 ILLEGAL_LOGIT = -1e8
 
-KEEP_BIAS = 5.0
+KEEP_BIAS = 3.0
 """First logit of `keep` (action 0). Without it a fresh policy edits at almost every poll and time
 hardly passes, so that it would see no episode end."""
 

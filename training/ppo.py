@@ -97,6 +97,10 @@ def train(
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     evaluation = Evaluation(EpisodeFactory(scenario), recipe, folder)
     progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
+    print(
+        f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
+        flush=True,
+    )
     try:
         model.learn(
             recipe.steps,
@@ -105,6 +109,7 @@ def train(
         )
     except KeyboardInterrupt:
         progress.close()
+        evaluation.init_callback(model)
         print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
     evaluation.evaluate()
     model.logger.dump(model.num_timesteps)

@@ -97,7 +97,12 @@ def table(content: dict[str, Any]) -> Table:
     :param content: what `report` made
     """
     profile = content["profile"]
-    errors = ", ".join(f"{name} {value:.3g}" for name, value in profile["fit_error"].items())
+    # The errors on runs that the fit did not see; the profile's file has the rest.
+    errors = ", ".join(
+        f"{name} {value:.3g}"
+        for name, value in profile["fit_error"].items()
+        if name.startswith("left-out") and "lookup" not in name and "known" not in name
+    )
     view = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,

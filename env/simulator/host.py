@@ -94,6 +94,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("over_slo_s", real),
         ("intervals", whole),
         ("violations", whole),
+        ("edits", whole),
         ("actuations", whole),
         ("pauses", whole, jobs),
         ("decisions", whole),

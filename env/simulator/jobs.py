@@ -40,7 +40,7 @@ JOB_SPEED = 1
 # How much of its sibling a vCPU that serves memcached takes, per unit of occupancy: interrupts and
 # wake-ups cost the sibling more than the requests' own time.
 SERVICE_SIBLING = 2
-# How far a job waits for its slowest thread: 0 shares work freely, 1 goes at the slowest one's pace.
+# How far a job waits for its slowest thread: 0 shares work freely, 1 goes at that one's pace.
 STRAGGLING = 3
 
 # Demands settle in two rounds: the first places the jobs in turn, the second lets the early ones
@@ -82,7 +82,7 @@ def _service_share(core, wanted, room, width, used):
     own_room = max(0.0, 1.0 - _total(used, core))
     if wanted <= room:
         return wanted * own_room / room
-    return min(1.0, own_room + (wanted - room) / width)
+    return own_room + (wanted - room) * (1.0 - own_room) / (width - room)
 
 
 @compiled
@@ -183,16 +183,16 @@ def _share(core, limit, layer, running, weight, demand, used):
         level = max(left, 0.0) / weights if weights > 0.0 else 0.0
         more = False
         for job in range(n_jobs):
-            if running[job] and weight[job] == layer and (served >> job) & 1 == 0:
-                if demand[job] <= level and used[job, core] > 0.0:
-                    served |= 1 << job
-                    more = True
+            waits = running[job] and weight[job] == layer and (served >> job) & 1 == 0
+            if waits and demand[job] <= level and used[job, core] > 0.0:
+                served |= 1 << job
+                more = True
         if not more:
             break
     for job in range(n_jobs):
-        if running[job] and weight[job] == layer and (served >> job) & 1 == 0:
-            if demand[job] > 0.0:
-                used[job, core] *= level / demand[job]
+        waits = running[job] and weight[job] == layer and (served >> job) & 1 == 0
+        if waits and demand[job] > 0.0:
+            used[job, core] *= level / demand[job]
 
 
 @compiled

@@ -23,6 +23,8 @@ from env.simulator.service import TAIL_SHAPE, mixture_p95, service_state, tail_f
 
 callable_from_kernel(
     action.job_readiness,
+    action.may_keep,
+    action.can_serve,
     action.is_legal,
     action.legal_edits,
     action.apply_edit,
@@ -358,7 +360,8 @@ def sense(h):
     h.qps = rate * max(0.0, 1.0 + spread * noise(h))
     h.cpu_cores = h.service_cpu * max(0.0, 1.0 + spread * noise(h))
     for job in range(h.job_state.shape[0]):
-        h.job_state[job] = h.true_state[job]
+        starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
+        h.job_state[job] = RUNNING if starting else h.true_state[job]
 
 
 @compiled
@@ -436,7 +439,7 @@ def step(h, rows, targets, edit, gamma, terms):
     One decision of an edit policy: act, let time pass, sense, reward.
 
     :param h: host row
-    :param rows: int64[n_edits, 5], see `env.action.EditTable`
+    :param rows: int64[n_edits, 10], see `env.action.EditTable`
     :param targets: float64[n_intervals], the load trace [requests/s]
     :param edit: index of the edit
     :param gamma: the trainer's discount, for the shaping term
@@ -454,6 +457,7 @@ def step(h, rows, targets, edit, gamma, terms):
     regulator.regulate_jobs(h)
     send(h)
     h.decisions += 1
+    h.edits += 1 - h.kept
     observation.shift_history(h)
     h.wake_on_events = 1
     advance(h, targets, h.now_s + (h.hold_s if h.kept else h.period_s))
@@ -469,7 +473,7 @@ def step(h, rows, targets, edit, gamma, terms):
             ended = TRUNCATED
     terms[0] = reward.time_term(h.now_s - before_s)
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
-    terms[2] = reward.churn_term(h.actuations - actuations)
+    terms[2] = reward.churn_term(1 - h.kept + h.actuations - actuations)
     terms[3] = reward.shaping_term(gamma, before, after)
     for term in range(terms.shape[0]):
         h.term_sums[term] += terms[term]
@@ -526,7 +530,7 @@ def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observ
     One decision on each of B hosts; the hosts are independent.
 
     :param hosts: structured array[B]
-    :param rows: int64[n_edits, 5]
+    :param rows: int64[n_edits, 10]
     :param targets: float64[B, n_intervals]
     :param edits: int64[B]
     :param gamma: discount for the shaping term

@@ -19,7 +19,7 @@ from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.host import host_dtype
-from env.simulator.jobs import SERIAL_FRACTION, WORK_S
+from env.simulator.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
 from env.simulator.jobs import SMT as JOB_SMT
 from env.simulator.load import dynamic_targets, interval_count
 from env.simulator.profile import HOST_FIELDS, Profile, load_profile
@@ -183,6 +183,7 @@ class EpisodeFactory:
 
 def keep_physical(host: Any) -> None:
     """Bring drawn parameters that are fractions back below 1."""
+    host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
     for field in (SERIAL_FRACTION, JOB_SMT):
         host["job_params"][:, field] = host["job_params"][:, field].clip(max=0.95)
     service = host["service_params"]
@@ -300,6 +301,11 @@ class SimulatedMachine:
         return episode_summary(self._row, self.scenario)
 
 
+def _moment(time_s: float) -> float | None:
+    """A time, or None where it never came."""
+    return float(time_s) if math.isfinite(time_s) else None
+
+
 def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     """
     The figures of an episode that has ended.
@@ -319,6 +325,7 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
         "violations": int(host["violations"]),
         "intervals": int(host["intervals"]),
         "interval_s": float(host["interval_s"]),
+        "edits": int(host["edits"]),
         "actuations": int(host["actuations"]),
         "overruled": int(host["overruled"]),
         "illegal_edits": int(host["illegal_edits"]),
@@ -326,8 +333,8 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
         "reward_terms": dict(zip(TERMS, host["term_sums"].tolist(), strict=True)),
         "jobs": {
             name: {
-                "start_s": float(host["start_s"][index]),
-                "end_s": float(host["end_s"][index]),
+                "start_s": _moment(host["start_s"][index]),
+                "end_s": _moment(host["end_s"][index]),
                 "paused_s": float(host["paused_s"][index]),
                 "pauses": int(host["pauses"][index]),
                 "threads": int(host["threads"][index]),
