@@ -92,10 +92,11 @@ def edit_table(scenario: Scenario) -> EditTable:
         if kind == PLACE
     }
     whole = []
-    for kind, job, cores, weight, threads in rows:
-        bits = [(1 << job) * (kind == wanted) for wanted in (START, PLACE, PLACE, PAUSE)]
-        place = places_by_key.get((job, cores, weight), -1) if kind in (START, PLACE) else -1
-        whole.append((kind, job, cores, weight, threads, *bits, place))
+    for row in rows:
+        kind, index, *_ = row
+        bits = [(1 << index) * (kind == wanted) for wanted in (START, PLACE, PLACE, PAUSE)]
+        place = places_by_key.get(row[1:4], -1) if kind in (START, PLACE) else -1
+        whole.append((*row, *bits, place))
     return EditTable(np.asfortranarray(np.array(whole, dtype=np.int64)), scenario.job_names)
 
 

@@ -27,7 +27,9 @@ TIE = 1e-5
 
 @pytest.fixture(scope="module")
 def model():
-    recipe = load_recipe("default").model_copy(update={"n_envs": 32, "n_steps": 32, "batch_size": 1024})
+    recipe = load_recipe("default").model_copy(
+        update={"n_envs": 32, "n_steps": 32, "batch_size": 1024}
+    )
     environments = ColocationVecEnv(SCENARIO, recipe.n_envs, recipe.gamma, seed=5)
     model = new_model(recipe, environments, seed=5)
     with torch.no_grad():

@@ -87,7 +87,9 @@ def test_work_is_conserved(seed: int) -> None:
                     owed[job] += resume_cost
                     resumes += 1
                 elif before["true_cores"][job] != after["true_cores"][job]:
-                    free = was == PAUSED and after["work_left_s"][job] < owed[job] - done[job] + 1e-6
+                    free = (
+                        was == PAUSED and after["work_left_s"][job] < owed[job] - done[job] + 1e-6
+                    )
                     owed[job] += 0.0 if free else migration_cost  # caches may be cold anyway
                     moves += 1
             assert after["work_left_s"][job] == pytest.approx(owed[job] - done[job], abs=1e-6)

@@ -1,0 +1,305 @@
+"""Fitting and replaying: known parameters come back, logs are read with care, runs are replayed.
+
+The tables here are made up: runs of a job model whose parameters are known.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from env.simulator.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.simulator.profile import load_profile, save_profile
+from training import fit_jobs as fitting
+from training.calibrate import calibrate, check
+from training.fit_jobs import JOBS, Scaling, build_states, errors, fit_jobs, host_parameters
+from training.tables import core_mask, read_runs, read_table
+from training.validate import Tally, profile_physics, replay, replay_with, validate
+
+CAPACITY = (120e3, 180e3, 200e3, 200e3)
+PROFILE = load_profile("cca-2025")
+SERVER = "n2-highmem-4"
+
+
+def write_tables(folder: Path, runs: int = 1, group: str = "someone/else") -> Path:
+    """A folder with runs that hold every job once, two at a time."""
+    rows, intervals, events = [], [], []
+    for number in range(runs):
+        run = f"{group.split('/')[0]}-{number}"
+        rows.append((run, group, "2025-05-01T10:00:00", SERVER, "yes"))
+        for i in range(100):
+            qps = (20e3, 90e3, 60e3)[(i + number) % 3]
+            intervals.append((run, i, 10.0 * i, 10.0 * (i + 1), qps, 400.0))
+        events.append((run, 0.0, "start", "memcached", "0", 2))
+        clock = {0b0010: 5.0, 0b1100: 5.0 + number}
+        for k, job in enumerate(JOBS):
+            mask, text, threads = (0b0010, "1", 1) if k % 2 else (0b1100, "2;3", 2)
+            length = 60.0 + 20.0 * k
+            events.append((run, clock[mask], "start", job, text, threads))
+            if job == "canneal":
+                events.append((run, clock[mask] + 10.0, "pause", job, "", None))
+                events.append((run, clock[mask] + 30.0, "unpause", job, "", None))
+            events.append((run, clock[mask] + length, "end", job, "", None))
+            clock[mask] += length + 0.5
+    folder.mkdir(exist_ok=True)
+    columns = ["run", "repo", "date", "server", "valid"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "runs.csv", index=False)
+    columns = ["run", "i", "t_start_s", "t_end_s", "target_qps", "p95_us"]
+    pd.DataFrame(intervals, columns=columns).to_csv(folder / "intervals.csv", index=False)
+    columns = ["run", "t_s", "event", "job", "cores", "threads"]
+    pd.DataFrame(events, columns=columns).to_csv(folder / "events.csv", index=False)
+    return folder
+
+
+def edit(folder: Path, table: str, change) -> None:
+    """Change one table in place."""
+    path = folder / f"{table}.csv"
+    frame = pd.read_csv(path)
+    changed = change(frame)
+    (frame if changed is None else changed).to_csv(path, index=False)
+
+
+def runs_of(folder: Path):
+    return read_runs(folder, JOBS, (2025,), SERVER)
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+def test_open_replay_agrees_with_the_fit(tmp_path):
+    """Two codes, one physics. (The fit takes the mean over the logged duration, here too long.)"""
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    physics = profile_physics(PROFILE)
+    opened, _ = replay_with(run, physics, (1.0, 1.0))
+    states = build_states([run], CAPACITY)
+    predicted = fitting.predict(states, physics.jobs, physics.host)
+    np.testing.assert_allclose(opened.run_s, predicted, rtol=0.15)
+
+
+def test_closed_replay_chains_the_jobs(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    _, closed = replay_with(run, profile_physics(PROFILE), (1.0, 1.0))
+    for number, job in enumerate(run.jobs):
+        before = run.predecessor(job)
+        if before is not None:
+            gap = job.start_s - before.end_s
+            start = closed.end_s[number] - closed.run_s[number]
+            waited = closed.end_s[run.jobs.index(before)] + gap
+            paused = sum(b - a for a, b in job.pauses)
+            assert start - paused - 1e-6 <= waited <= start + 1e-6
+
+
+def test_pauses_stop_a_job(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    canneal = next(job for job in run.jobs if job.name == "canneal")
+    assert canneal.run_s == pytest.approx(canneal.end_s - canneal.start_s - 20.0)
+
+
+def test_more_load_never_lowers_latency_in_a_replay(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    physics = profile_physics(PROFILE)
+    rows = physics.jobs[[JOBS.index(job.name) for job in run.jobs]]
+    calm = replay(run, rows, physics.host, physics.service, False).p95_us
+    busy = [150e3] * len(run.qps)
+    loaded = replay(
+        type(run)(**{**vars(run), "qps": np.array(busy)}),
+        rows,
+        physics.host,
+        physics.service,
+        False,
+    ).p95_us
+    assert (loaded >= calm - 1e-6).all() and np.isfinite(loaded).all()
+
+
+# --- fit -----------------------------------------------------------------------------------------
+
+
+def made_up(folder: Path, groups: int = 3):
+    """Runs whose durations are those of the profile's own parameters, without noise."""
+    traces = []
+    for number in range(groups):
+        tables = runs_of(write_tables(folder / str(number), 2, f"group{number}/repo"))
+        traces += list(tables.runs)
+    states = build_states(traces, CAPACITY)
+    truth = PROFILE.job_array(JOBS)
+    host = host_parameters({name: PROFILE.host[name].value for name in fitting.HOST_PRIORS})
+    states.measured_s[:] = fitting.predict(states, truth, host)
+    job = np.repeat(np.arange(len(JOBS)), 4)
+    threads = np.tile([1, 2, 4, 8], len(JOBS))
+    scaling = Scaling(job, threads, np.ones(len(job)))
+    scaling.seconds[:] = fitting.predict_scaling(scaling, truth, host)
+    return states, scaling, truth
+
+
+def test_known_parameters_are_found(tmp_path):
+    states, scaling, truth = made_up(tmp_path)
+    fit = fit_jobs(states, scaling)
+    assert fit.converged
+    assert np.median(np.abs(errors(states, fit))) < 0.03
+    alone = [fit.params[k, WORK_S] / truth[k, WORK_S] for k in range(len(JOBS))]
+    assert np.median(np.abs(np.array(alone) - 1.0)) < 0.1
+    assert (fit.params[:, LAUNCH_OVERHEAD_S] > 0.0).all()
+
+
+def test_a_fit_repeats_bit_for_bit(tmp_path):
+    states, scaling, _ = made_up(tmp_path)
+    one, two = fit_jobs(states, scaling), fit_jobs(states, scaling)
+    assert (one.params == two.params).all() and one.host == two.host
+
+
+def test_a_fit_on_a_bound_is_refused(tmp_path):
+    states, scaling, _ = made_up(tmp_path)
+    fit = fit_jobs(states, scaling)
+    check(fit)
+    with pytest.raises(ValueError, match=r"bound of vips\.smt: no profile written"):
+        check(type(fit)(**{**vars(fit), "at_bound": ("vips.smt",)}))
+    with pytest.raises(ValueError, match="did not converge: no profile written"):
+        check(type(fit)(**{**vars(fit), "converged": False}))
+
+
+# --- validation ----------------------------------------------------------------------------------
+
+
+def test_validation_of_unseen_runs(tmp_path):
+    report = validate(write_tables(tmp_path, 2), PROFILE)
+    assert report["runs"] == 2 and len(report["per_run"]) == 2
+    assert set(report["per_run"][0]) >= {
+        "run",
+        "makespan_measured_s",
+        "makespan_simulated_s",
+        "violations_measured",
+        "violations_simulated",
+    }
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_command_line(tmp_path):
+    import typer
+
+    from training.validate import main
+
+    app = typer.Typer()
+    app.command()(main)
+    folder = write_tables(tmp_path / "data")
+    out = tmp_path / "report.json"
+    save_profile(PROFILE, tmp_path / "mine.yaml")
+    arguments = ["--data", str(folder), "--profile", str(tmp_path / "mine.yaml")]
+    done = CliRunner().invoke(
+        app, [*arguments, "--json", str(out), "--plots", str(tmp_path / "plots")]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["profile"] == "cca-2025"
+    assert (tmp_path / "plots" / "durations.png").stat().st_size > 0
+    failed = CliRunner().invoke(
+        app, ["--data", str(tmp_path), "--profile", "x", "--json", str(out)]
+    )
+    assert failed.exit_code == 1 and "known profiles" in failed.output
+
+
+def test_nothing_compared_is_no_figure():
+    report = Tally().report("none")
+    assert report["makespan"]["median_abs_rel_error"] is None
+    assert report["violations"]["balanced_accuracy"] is None
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_missing_tables_and_columns_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no table runs\.csv"):
+        runs_of(tmp_path)
+    folder = write_tables(tmp_path)
+    edit(folder, "events", lambda frame: frame.drop(columns=["t_s", "cores"]))
+    with pytest.raises(ValueError, match=r"events\.csv: missing columns: t_s, cores"):
+        runs_of(folder)
+    folder = write_tables(tmp_path)
+    edit(folder, "intervals", lambda frame: frame[:0])
+    with pytest.raises(ValueError, match=r"intervals\.csv: has no rows"):
+        runs_of(folder)
+    (folder / "runs.csv").write_text("")
+    with pytest.raises(ValueError, match=r"runs\.csv: cannot be read"):
+        runs_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "message"),
+    [
+        ("intervals", lambda f: f.__setitem__("p95_us", f.p95_us / 1e3), "more than half"),
+        ("intervals", lambda f: f.__setitem__("t_end_s", f.t_start_s - 1), "more than half"),
+        ("intervals", lambda f: f.__setitem__("t_start_s", f.t_start_s * 0.5), "overlap"),
+        ("intervals", lambda f: f.__setitem__("run", "other"), "it has no intervals"),
+        ("events", lambda f: f.__setitem__("run", "other"), "it has no events"),
+        ("events", lambda f: f.replace({"job": {"vips": "doom"}}), "unknown jobs: doom"),
+        ("events", lambda f: pd.concat([f, f]), "starts twice"),
+        ("events", lambda f: f.replace({"cores": {"2;3": "7"}}), "names vCPU 7"),
+        ("events", lambda f: f.replace({"event": {"end": "stop"}}), "no job starts and ends"),
+        ("runs", lambda f: f.__setitem__("valid", "NO: odd"), "marked not valid"),
+    ],
+)
+def test_unusable_runs_are_skipped_and_named(tmp_path, table, change, message):
+    folder = write_tables(tmp_path)
+    edit(folder, table, change)
+    tables = runs_of(folder)
+    assert not tables.runs
+    remarks = [str(remark) for remark in tables.remarks if "skipped" in remark.what]
+    assert len(remarks) == 1 and message in remarks[0] and "run someone-0" in remarks[0]
+    with pytest.raises(ValueError, match="no usable runs for profile"):
+        validate(folder, PROFILE)
+
+
+def test_odd_rows_are_dropped_and_named(tmp_path):
+    folder = write_tables(tmp_path)
+
+    def spoil(frame):
+        frame["p95_us"] = frame["p95_us"].astype(object)
+        frame.loc[3, "p95_us"] = 0.4
+        frame.loc[4, "p95_us"] = -1.0
+        frame.loc[5, "p95_us"] = "fast"
+        frame.loc[6, "t_end_s"] = 0.0
+
+    edit(folder, "intervals", spoil)
+    tables = runs_of(folder)
+    assert len(tables.runs[0].qps) == 96
+    said = [str(remark) for remark in tables.remarks]
+    assert "intervals, run someone-0, row 3: dropped: p95 under 20 us: in ms?" in said
+    assert "intervals, run someone-0, row 4: dropped: p95 is not positive" in said
+    assert "intervals, run someone-0, row 5: dropped: p95_us is not a number" in said
+    assert "intervals, run someone-0, row 6: dropped: the interval ends before it starts" in said
+
+
+def test_a_negative_duration_skips_the_run(tmp_path):
+    folder = write_tables(tmp_path)
+
+    def swap(frame):
+        vips = frame["job"] == "vips"
+        frame.loc[vips & (frame["event"] == "end"), "t_s"] = frame.loc[vips, "t_s"].min()
+
+    edit(folder, "events", swap)
+    tables = runs_of(folder)
+    assert not tables.runs and "vips ends before it starts" in str(tables.remarks[0])
+
+
+def test_known_traps_are_said(tmp_path):
+    tables = runs_of(write_tables(tmp_path, group="ImaGoodFella/cca_project"))
+    assert not tables.runs[0].moves_logged
+    assert any("only memcached's main thread was moved" in remark.what for remark in tables.remarks)
+
+
+def test_core_masks():
+    assert core_mask("1;2;3") == 0b1110 and core_mask("2") == 0b0100 and core_mask(1.0) == 0b0010
+    assert core_mask("9") == 0 and core_mask(float("nan")) == 0
+
+
+def test_calibration_names_what_it_lacks(tmp_path):
+    with pytest.raises(ValueError, match="unknown profile 'x'; known profiles: cca-2025, cca-2024"):
+        calibrate(tmp_path, "x")
+    with pytest.raises(ValueError, match="no table runs"):
+        calibrate(tmp_path, "cca-2025")
+    with pytest.raises(ValueError, match="no table job_scaling"):
+        calibrate(write_tables(tmp_path), "cca-2025")
+    with pytest.raises(ValueError, match="cannot be read"):
+        (tmp_path / "job_scaling.csv.gz").write_bytes(b"no gzip")
+        read_table(tmp_path, "job_scaling")
