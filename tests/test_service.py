@@ -84,12 +84,13 @@ def test_more_load_never_lowers_latency(qps, more, n, mask, background, equal, p
 def test_more_batch_work_never_helps(
     qps, n, mask, background, equal, pressure, params, c, more, kind
 ):
+    background = np.minimum(background, 1.0 - equal)  # a vCPU has one second a second
     before = state(qps, params, n, mask, background, equal, pressure)
     if kind == "pressure":
         pressure += more
     else:
         array = background if kind == "background" else equal
-        array[c] = min(array[c] + more, 1.0)
+        array[c] += min(more, 1.0 - background[c] - equal[c])
     after = state(qps, params, n, mask, background, equal, pressure)
     assert not_above(before[0], after[0])
     assert not_above(after[1], before[1])
@@ -111,7 +112,9 @@ def test_latency_levels_off_at_capacity(n, mask, background, equal, pressure, pa
     _, capacity, cpu = state(1.0, params, n, mask, background, equal, pressure)
     at = state(capacity, params, n, mask, background, equal, pressure)
     beyond = state(3.0 * capacity, params, n, mask, background, equal, pressure)
-    assert at == pytest.approx(beyond)
+    # Only the early rise goes on with the offered load, and it has nearly levelled off.
+    assert at[0] <= beyond[0] * (1.0 + 1e-9) <= 1.1 * at[0]
+    assert at[1:] == pytest.approx(beyond[1:])
     assert cpu <= at[2]
 
 

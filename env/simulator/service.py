@@ -155,8 +155,9 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
     vm_speed = params[VM_SPEED]
     capacity = params[CORE_CAPACITY_QPS] * vm_speed * speed
 
-    served = min(qps, capacity)
-    load = served / capacity
+    load = min(qps / capacity, 1.0)
+    # The rise below goes with the offered load, not the served one: with the latter a vCPU taken
+    # away in overload would lower p95.
     slower = 1.0 + params[SPEED_LATENCY] * (1.0 / vm_speed - 1.0)
     slower *= 1.0 + params[BATCH_LATENCY] * elsewhere + params[PRESSURE_LATENCY] * pressure
     # Threads move to vCPUs without batch work while there are some, hence the cube.
@@ -166,9 +167,7 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
     crowd = max(threads / cores + shared_equal, 1.0)
     rise = max(params[LEVEL_US] - params[IDLE_US], 0.0)
     calm = slower * (
-        params[IDLE_US]
-        + rise * served / (served + params[RISE_QPS])
-        + params[QUEUE_US] * crowd * load
+        params[IDLE_US] + rise * qps / (qps + params[RISE_QPS]) + params[QUEUE_US] * crowd * load
     )
     calm_at_capacity = slower * (
         params[IDLE_US] + rise * capacity / (capacity + params[RISE_QPS]) + params[QUEUE_US] * crowd
