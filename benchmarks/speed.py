@@ -1,0 +1,398 @@
+"""
+How fast is it? Measured beside what is asked.
+
+    python -m benchmarks.speed --json speed.json
+    python -m benchmarks.speed --learning-curves docs/figures
+
+Steps of the environment are timed inside this process, training in processes of its own:
+stock PPO and `FastPPO` in turn, so that a busy machine slows both. Medians are reported.
+
+`env_steps_per_s_core` takes the actions that the shipped checkpoint chooses in each state, or,
+while there is none, a legal random edit with probability 0.05 and `keep` otherwise; choosing
+them is not timed, observation, mask and reward are.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+CHECKPOINT = Path("checkpoints/best.zip")
+BATCH = 1024
+EDIT_PROBABILITY = 0.05
+
+TARGETS: dict[str, tuple[str, float]] = {
+    "env_steps_per_s_core": (">=", 3e6),
+    "env_step_us_single": ("<=", 40.0),
+    "ppo_steps_per_s": (">=", 140e3),
+    "ppo_fast_steps_per_s": (">=", 220e3),
+    "peak_training_memory_gib": ("<=", 2.0),
+    "import_to_training_s": ("<=", 5.0),
+}
+"""What is asked of each figure: at least, or at most."""
+
+T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
+"""Student's t for a two-sided 95 % interval of the mean of so many values."""
+
+
+# --- the environment ----------------------------------------------------------------------------
+
+
+class RandomEdits:
+    """
+    Keeps the allocation, or now and then draws a legal edit.
+
+    :param n_actions: length of the mask at the end of an observation
+    """
+
+    def __init__(self, n_actions: int):
+        self.n_actions = n_actions
+        self._rng = np.random.default_rng(0)
+
+    def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """float32[..., size] to int[...]."""
+        legal = observation[..., -self.n_actions :]
+        drawn = (legal * self._rng.random(legal.shape)).argmax(axis=-1)
+        return np.where(self._rng.random(drawn.shape) < EDIT_PROBABILITY, drawn, 0)
+
+
+def action_stream(n_actions: int) -> tuple[Any, str]:
+    """Who chooses the actions of the environment's benchmark, and how that is called."""
+    if CHECKPOINT.exists():
+        from agents.checkpoint import read_checkpoint
+        from agents.ppo import MaskedNetwork
+
+        return MaskedNetwork(read_checkpoint(CHECKPOINT).layers), str(CHECKPOINT)
+    return RandomEdits(n_actions), f"legal random edits, probability {EDIT_PROBABILITY}"
+
+
+def batch_steps_per_s(n_steps: int = 300, warm_up: int = 100) -> tuple[float, str]:
+    """Steps per second of `ColocationVecEnv` on one core, and the stream of actions."""
+    from env.scenario import load_scenario
+    from env.simulator.vector_env import ColocationVecEnv
+
+    environments = ColocationVecEnv(load_scenario("cca-2025"), BATCH, gamma=1.0)
+    actor, stream = action_stream(len(environments.factory.table))
+    observations = environments.reset()
+    spent = 0.0
+    for step in range(warm_up + n_steps):
+        environments.step_async(actor.act(observations))
+        began = time.perf_counter()
+        observations, _, _, _ = environments.step_wait()
+        if step >= warm_up:
+            spent += time.perf_counter() - began
+    return n_steps * BATCH / spent, stream
+
+
+def single_step_us(n_steps: int = 5000) -> float:
+    """Microseconds of one step of the Gymnasium environment."""
+    import gymnasium
+    from gymnasium import spaces
+
+    environment = gymnasium.make("env.registration:coretide/Colocation-v0")
+    assert isinstance(environment.action_space, spaces.Discrete)
+    actor = RandomEdits(int(environment.action_space.n))
+    observation, _ = environment.reset(seed=0)
+    spent = 0.0
+    for _ in range(n_steps):
+        edit = actor.act(observation)
+        began = time.perf_counter()
+        observation, _, terminated, truncated, _ = environment.step(edit)
+        spent += time.perf_counter() - began
+        if terminated or truncated:
+            observation, _ = environment.reset()
+    return 1e6 * spent / n_steps
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def training_run(fast: bool, rollouts: int) -> dict[str, float]:
+    """
+    Train in this process, which has done nothing else yet.
+
+    :param fast: with `FastPPO`
+    :param rollouts: how many, after one that is not timed
+    :return: when the first environment step was taken, steps per second, peak memory
+    """
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    from env.scenario import load_scenario
+    from env.simulator.vector_env import ColocationVecEnv
+    from training.ppo import new_model
+    from training.recipe import load_recipe
+
+    class Clock(BaseCallback):
+        """Notes when steps and rollouts happen."""
+
+        first_step = 0.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rollouts: list[float] = []
+
+        def _on_step(self) -> bool:
+            self.first_step = self.first_step or time.time()
+            return True
+
+        def _on_rollout_start(self) -> None:
+            self.rollouts.append(time.perf_counter())
+
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    recipe = load_recipe("default")
+    environments = ColocationVecEnv(load_scenario("cca-2025"), recipe.n_envs, recipe.gamma)
+    if fast:
+        from training.fast_ppo import FastPPO
+
+        model = new_model(recipe, environments, 0, FastPPO)
+    else:
+        model = new_model(recipe, environments, 0)
+    clock = Clock()
+    rollout = recipe.n_envs * recipe.n_steps
+    model.learn((1 + rollouts) * rollout, callback=clock)
+    spent = time.perf_counter() - clock.rollouts[1]
+    return {
+        "first_step": clock.first_step,
+        "steps_per_s": rollouts * rollout / spent,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def training_process(fast: bool, rollouts: int) -> dict[str, float]:
+    """`training_run` in a process of its own, with the seconds from its start to the first step."""
+    command = [sys.executable, "-m", "benchmarks.speed", "--train", "fast" if fast else "stock"]
+    began = time.time()
+    done = subprocess.run(
+        [*command, "--rollouts", str(rollouts)], check=True, capture_output=True, text=True
+    )
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result["import_to_training_s"] = result["first_step"] - began
+    return result
+
+
+# --- the report ---------------------------------------------------------------------------------
+
+
+def measure(repetitions: int, rollouts: int) -> dict[str, Any]:
+    """
+    Measure everything.
+
+    :param repetitions: of each figure
+    :param rollouts: of each training process
+    """
+    samples: dict[str, list[float]] = {name: [] for name in TARGETS}
+    training_process(fast=False, rollouts=1)  # compiles the kernels
+    training_process(fast=True, rollouts=1)
+    stream = ""
+    for _ in range(repetitions):
+        rate, stream = batch_steps_per_s()
+        samples["env_steps_per_s_core"].append(rate)
+        samples["env_step_us_single"].append(single_step_us())
+        for fast, name in ((False, "ppo_steps_per_s"), (True, "ppo_fast_steps_per_s")):
+            run = training_process(fast, rollouts)
+            samples[name].append(run["steps_per_s"])
+            samples["peak_training_memory_gib"].append(run["peak_gib"])
+            samples["import_to_training_s"].append(run["import_to_training_s"])
+    report: dict[str, Any] = {name: float(np.median(values)) for name, values in samples.items()}
+    report["peak_training_memory_gib"] = max(samples["peak_training_memory_gib"])
+    report["targets"] = {name: f"{sign} {value:g}" for name, (sign, value) in TARGETS.items()}
+    report["samples"] = samples
+    report["conditions"] = conditions(stream)
+    return report
+
+
+def conditions(stream: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    import numba
+    import stable_baselines3
+    import torch
+
+    return {
+        "actions": stream,
+        "batch": BATCH,
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "torch": torch.__version__,
+        "stable_baselines3": stable_baselines3.__version__,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print measured beside asked."""
+    table = Table("figure", "measured", "asked", "met", title="speed and memory")
+    for name, (sign, value) in TARGETS.items():
+        measured = report[name]
+        met = measured >= value if sign == ">=" else measured <= value
+        table.add_row(name, f"{measured:,.4g}", f"{sign} {value:,.4g}", "yes" if met else "no")
+    Console().print(table)
+    Console().print(", ".join(f"{key} {value}" for key, value in report["conditions"].items()))
+
+
+# --- the same learning curve? -------------------------------------------------------------------
+
+
+def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
+    """
+    Train stock PPO and `FastPPO` in turn and compare how they learn.
+
+    :param folder: receives `learning_curves.json` and `learning_curves.png`
+    :param seeds: 0 .. seeds - 1
+    :param steps: decisions of each run
+    """
+    import torch
+    from stable_baselines3 import PPO
+
+    from training.fast_ppo import FastPPO
+
+    torch.set_num_threads(1)  # stock PPO on two threads crawls if anything else runs
+    runs: dict[str, list[dict[str, Any]]] = {"stock": [], "fast": []}
+    for seed in range(seeds):
+        for name, algorithm in (("stock", PPO), ("fast", FastPPO)):
+            runs[name].append(learning_curve(algorithm, seed, steps))
+            final = {key: round(value, 4) for key, value in runs[name][-1]["final"].items()}
+            print(f"{name} {seed}: {final}", flush=True)
+    report: dict[str, Any] = {"steps": steps, "seeds": list(range(seeds)), "runs": runs}
+    for figure in ("makespan_s", "violation_ratio"):
+        finals = {name: np.array([run["final"][figure] for run in runs[name]]) for name in runs}
+        report[figure] = {name: interval(values) for name, values in finals.items()}
+        report[figure]["fast - stock"] = interval(finals["fast"] - finals["stock"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "learning_curves.json").write_text(json.dumps(report), encoding="utf-8")
+    plot(report, folder / "learning_curves.png")
+    return report
+
+
+def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
+    """
+    One run: what its training episodes score as it learns, and what its policy scores at the end.
+
+    :param algorithm: stock PPO or `FastPPO`
+    :param seed: of everything random
+    :param steps: decisions
+    """
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    from agents.ppo import MaskedNetwork
+    from env.scenario import load_scenario
+    from env.simulator.machine import EpisodeFactory
+    from env.simulator.vector_env import ColocationVecEnv
+    from training.checkpoint import policy_layers
+    from training.ppo import new_model
+    from training.recipe import load_recipe
+    from training.selection import run_selection
+
+    curve: dict[str, list[float]] = {"steps": [], "makespan_s": [], "violation_ratio": []}
+
+    class Record(BaseCallback):
+        """Means over the episodes that ended in each rollout."""
+
+        def _on_rollout_start(self) -> None:
+            self.ended: list[dict[str, Any]] = []
+
+        def _on_step(self) -> bool:
+            infos = self.locals["infos"]
+            self.ended += [i["episode_summary"] for i in infos if "episode_summary" in i]
+            return True
+
+        def _on_rollout_end(self) -> None:
+            if self.ended:
+                curve["steps"].append(self.num_timesteps)
+                for figure in ("makespan_s", "violation_ratio"):
+                    mean = np.mean([summary[figure] for summary in self.ended])
+                    curve[figure].append(round(float(mean), 5))
+
+    scenario, recipe = load_scenario("cca-2025"), load_recipe("default")
+    environments = ColocationVecEnv(scenario, recipe.n_envs, recipe.gamma, seed=seed)
+    model = new_model(recipe, environments, seed, algorithm)
+    began = time.perf_counter()
+    model.learn(steps, callback=Record())
+    seconds = time.perf_counter() - began
+    layers = [(m.weight.detach().numpy(), m.bias.detach().numpy()) for m in policy_layers(model)]
+    score, _ = run_selection(
+        MaskedNetwork(layers), EpisodeFactory(scenario), recipe.selection_episodes
+    )
+    final = {"makespan_s": score.makespan_s, "violation_ratio": score.violation_ratio}
+    return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
+
+
+def interval(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Mean and half the width of its 95 % confidence interval."""
+    count = len(values)
+    half = T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count) if count > 1 else np.nan
+    return {"mean": float(values.mean()), "ci95": float(half)}
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Draw the curves of all runs and their means."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    labels = {"makespan_s": "makespan [s]", "violation_ratio": "violation ratio"}
+    for axis, (name, label) in zip(axes, labels.items(), strict=True):
+        for colour, (algorithm, runs) in zip(("C0", "C1"), report["runs"].items(), strict=True):
+            curves = [run["curve"] for run in runs]
+            for curve in curves:
+                axis.plot(curve["steps"], curve[name], colour, lw=0.6, alpha=0.35)
+            steps = sorted(set.intersection(*(set(curve["steps"]) for curve in curves)))
+            mean = np.mean([np.interp(steps, c["steps"], c[name]) for c in curves], axis=0)
+            end = report[name][algorithm]
+            axis.plot(
+                steps,
+                mean,
+                colour,
+                lw=2,
+                label=f"{algorithm}: {end['mean']:.3g} ± {end['ci95']:.2g} at the end",
+            )
+        axis.set(
+            xlabel="decisions",
+            ylabel=label,
+            yscale="log" if name == "violation_ratio" else "linear",
+        )
+        axis.legend()
+    figure.suptitle(f"stock PPO and FastPPO, {len(report['seeds'])} seeds (simulated)")
+    figure.savefig(path, dpi=90)
+
+
+def main() -> None:
+    """Measure from the command line."""
+    line = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    line.add_argument("--json", type=Path, help="write the figures here")
+    line.add_argument("--repetitions", type=int, default=3, help="of each figure (%(default)s)")
+    line.add_argument("--rollouts", type=int, default=5, help="of a training run (%(default)s)")
+    line.add_argument("--learning-curves", type=Path, metavar="DIR", help="compare the trainers")
+    line.add_argument("--seeds", type=int, default=5, help="of the learning curves (%(default)s)")
+    line.add_argument("--steps", type=int, default=1_000_000, help="of each curve (%(default)s)")
+    line.add_argument("--train", choices=["stock", "fast"], help=argparse.SUPPRESS)
+    arguments = line.parse_args()
+    if arguments.train:
+        print(json.dumps(training_run(arguments.train == "fast", arguments.rollouts)))
+    elif arguments.learning_curves:
+        report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
+        print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
+    else:
+        report = measure(arguments.repetitions, arguments.rollouts)
+        show(report)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""FastPPO is stock PPO, only faster."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
+
+from env.scenario import load_scenario
+from env.simulator.vector_env import ColocationVecEnv
+from training.fast_ppo import FastPPO, draw_actions
+from training.masked_policy import MaskedActorCriticPolicy
+
+N_ENVS, N_STEPS = 16, 24
+
+
+class CountCalls(BaseCallback):
+    """Counts the steps, and the infos seen."""
+
+    steps = infos = 0
+
+    def _on_step(self):
+        self.steps += 1
+        self.infos += len(self.locals["infos"])
+        return True
+
+
+@cache
+def environments():
+    return ColocationVecEnv(load_scenario("cca-2025"), N_ENVS, 1.0, seed=3)
+
+
+def new_model(algorithm, **changes):
+    settings = {
+        "n_steps": N_STEPS,
+        "batch_size": 96,
+        "n_epochs": 2,
+        "learning_rate": 1e-3,
+        "gamma": 1.0,
+        "ent_coef": 0.01,
+        "policy_kwargs": {"net_arch": [32, 32], "activation_fn": torch.nn.ReLU},
+        "device": "cpu",
+        "seed": 1,
+    }
+    return algorithm(MaskedActorCriticPolicy, environments(), **settings | changes)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A FastPPO model after two rollouts, the last of which is still in its buffer."""
+    model = new_model(FastPPO)
+    calls = CountCalls()
+    model.learn(2 * N_ENVS * N_STEPS, callback=calls)
+    model.calls = (calls.steps, calls.infos)
+    return model
+
+
+ROLLOUT = ("observations", "actions", "log_probs", "values", "advantages", "returns")
+
+
+def twins(model, **changes):
+    """Stock PPO and FastPPO with a model's weights and rollout."""
+    stock, fast = new_model(PPO, **changes), new_model(FastPPO, **changes)
+    for twin in (stock, fast):
+        twin.policy.load_state_dict(model.policy.state_dict())
+    for name in ROLLOUT:
+        rollout = getattr(model.rollout_buffer, name)
+        setattr(stock.rollout_buffer, name, rollout.copy())
+        # Stock PPO numbers decisions machine by machine.
+        setattr(fast.rollout_buffer, name, rollout.swapaxes(0, 1).copy())
+    stock.rollout_buffer.full = True
+    return stock, fast
+
+
+def logged(model):
+    model.set_logger(configure(None, []))
+    np.random.seed(7)
+    model._current_progress_remaining = 0.5
+    model.train()
+    return dict(model.logger.name_to_value)
+
+
+def gradients(model):
+    return torch.cat([p.grad.flatten() for p in model.policy.parameters()])
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip_range": 0.01},
+        {"batch_size": 250},
+        {"normalize_advantage": False},
+        {"max_grad_norm": 1e9},
+        {"target_kl": 1e-6},
+    ],
+    ids=str,
+)
+def test_update_is_stock_ppos(learned, changes, n_threads):
+    stock, fast = twins(learned, **changes)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    expected, got = logged(stock), logged(fast)
+    assert torch.get_num_threads() == n_threads
+    torch.set_num_threads(before)
+    assert got.keys() == expected.keys()
+    assert got == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    for key, weights in stock.policy.state_dict().items():
+        torch.testing.assert_close(fast.policy.state_dict()[key], weights, rtol=1e-3, atol=1e-4)
+
+
+def test_first_gradient_to_float_tolerance(learned):
+    changes = {"batch_size": N_ENVS * N_STEPS, "n_epochs": 1, "max_grad_norm": 1e9}
+    stock, fast = twins(learned, **changes)
+    expected, got = logged(stock), logged(fast)
+    assert got == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(gradients(fast), gradients(stock), rtol=1e-4, atol=1e-6)
+
+
+def test_rollout_is_the_policys(learned):
+    model = new_model(FastPPO)
+    calls = CountCalls()
+    _, callback = model._setup_learn(1, calls)
+    assert model.collect_rollouts(model.env, callback, model.rollout_buffer, N_STEPS)
+    buffer = model.rollout_buffer
+    observations = torch.from_numpy(buffer.observations).flatten(0, 1)
+    actions = torch.from_numpy(buffer.actions).flatten()
+    with torch.no_grad():
+        values, log_probs, _ = model.policy.evaluate_actions(observations, actions)
+    np.testing.assert_allclose(buffer.values.ravel(), values.flatten(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(buffer.log_probs.ravel(), log_probs, rtol=1e-4, atol=1e-5)
+    stock, _ = twins(model)
+    stock.rollout_buffer.rewards = buffer.rewards
+    stock.rollout_buffer.episode_starts = buffer.episode_starts
+    last = model.policy.predict_values(torch.from_numpy(model._last_obs)).detach()
+    stock.rollout_buffer.compute_returns_and_advantage(last, model._last_episode_starts)
+    np.testing.assert_allclose(
+        stock.rollout_buffer.advantages, buffer.advantages, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_actions_are_legal_and_drawn_as_the_policy_says(learned):
+    rng = np.random.default_rng(0)
+    n, n_actions = 200_000, 7
+    logits = np.tile(rng.normal(0.0, 2.0, n_actions).astype(np.float32), (n, 1))
+    masks = np.tile(np.array([0, 1, 1, 0, 1, 1, 0], np.float32), (n, 1))
+    logits[:, 0] = 50.0
+    luck = rng.random(n, dtype=np.float32)
+    luck[:2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
+    actions, log_probs = np.zeros((n, 1), np.int64), np.zeros(n, np.float32)
+    draw_actions(logits, masks, luck, actions, log_probs)
+    assert masks[np.arange(n), actions[:, 0]].all()
+    masked = np.where(masks[0] > 0.5, logits[0], -np.inf)
+    probabilities = np.exp(masked - masked.max()) / np.exp(masked - masked.max()).sum()
+    seen = np.bincount(actions[:, 0], minlength=n_actions) / n
+    np.testing.assert_allclose(seen, probabilities, atol=0.005)
+    np.testing.assert_allclose(log_probs, np.log(probabilities[actions[:, 0]]), rtol=1e-4)
+
+    buffer = learned.rollout_buffer
+    tail = buffer.observations[:, :, learned.policy.features_dim :]
+    assert np.take_along_axis(tail, buffer.actions, axis=2).all()
+
+
+def test_learning_runs_and_calls_back_each_step(learned):
+    assert learned.num_timesteps == 2 * N_ENVS * N_STEPS
+    assert learned.calls == (2 * N_STEPS, 2 * N_STEPS * N_ENVS)
+    assert all(torch.isfinite(p).all() for p in learned.policy.parameters())
+
+
+def test_stock_ppo_loads_it_and_goes_on(learned, tmp_path):
+    learned.save(tmp_path / "model.zip")
+    stock = PPO.load(tmp_path / "model.zip", env=learned.env, device="cpu")
+    assert type(stock) is PPO
+    observations = learned.rollout_buffer.observations[-1]
+    for deterministic in (True, False):
+        torch.manual_seed(0)
+        expected = learned.policy.predict(observations, deterministic=deterministic)[0]
+        torch.manual_seed(0)
+        assert (stock.predict(observations, deterministic=deterministic)[0] == expected).all()
+    stock.learn(N_ENVS * N_STEPS)
+    FastPPO.load(tmp_path / "model.zip", env=learned.env, device="cpu").learn(N_ENVS * N_STEPS)
+
+
+def test_refuses_what_it_does_not_compute():
+    with pytest.raises(ValueError, match="ReLU"):
+        new_model(FastPPO, policy_kwargs={"net_arch": [8], "activation_fn": torch.nn.Tanh})
+    with pytest.raises(ValueError, match="value clipping"):
+        new_model(FastPPO, clip_range_vf=0.2)
