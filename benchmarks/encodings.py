@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from env.action import KEEP, PAUSE, PLACE, SERVICE
 from env.allocation import JobState
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from training.ppo import new_model, schedule
+from training.ppo import new_model
 from training.recipe import Recipe, load_recipe
 
 FLAT = {"hold_s": 0.25, "period_s": 0.25}
@@ -145,20 +145,7 @@ def run(variant: str, seed: int, steps: int, recipe: Recipe) -> dict[str, Any]:
         environments = TieredPlacement(environments)
     if variant == "factorised":
         environments = FactorisedAllocation(environments)
-        model = PPO(
-            "MlpPolicy",
-            environments,
-            learning_rate=schedule(recipe),
-            n_steps=recipe.n_steps,
-            batch_size=recipe.batch_size,
-            n_epochs=recipe.n_epochs,
-            gamma=recipe.gamma,
-            gae_lambda=recipe.gae_lambda,
-            ent_coef=recipe.ent_coef,
-            policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
-            device="cpu",
-            seed=seed,
-        )
+        model = new_model(recipe, environments, seed, policy=ActorCriticPolicy)
     else:
         model = new_model(recipe, environments, seed)
     episodes = LastEpisodes()

@@ -40,6 +40,8 @@ def parameters(draw):
     )
     values = profile.service_array() * np.exp(profile.service_spreads() * np.array(steps))
     values[VM_SPEED] = math.exp(draw(st.floats(-0.5, 0.5)))
+    fractions = [SERVICE_FIELDS.index(name) for name in ("smt", "batch_smt", "cpu_limit")]
+    values[fractions] = values[fractions].clip(max=1.0)  # as domain randomisation does
     return values
 
 

@@ -6,6 +6,8 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecEnv
 
 from agents.checkpoint import read_checkpoint
 from env.scenario import Scenario
@@ -18,7 +20,11 @@ from training.selection import Score
 
 
 def new_model(
-    recipe: Recipe, environments: ColocationVecEnv, seed: int, algorithm: type[PPO] = PPO
+    recipe: Recipe,
+    environments: VecEnv,
+    seed: int,
+    algorithm: type[PPO] = PPO,
+    policy: type[ActorCriticPolicy] = MaskedActorCriticPolicy,
 ) -> PPO:
     """
     A fresh model.
@@ -27,11 +33,12 @@ def new_model(
     :param environments: what it learns on
     :param seed: of weights and action sampling
     :param algorithm: stock PPO, or a faster class with the same interface
+    :param policy: the actor-critic; the masked one unless an experiment wants another
     """
     return algorithm(
-        MaskedActorCriticPolicy,
+        policy,
         environments,
-        learning_rate=schedule(recipe),
+        learning_rate=LinearSchedule(recipe),
         n_steps=recipe.n_steps,
         batch_size=recipe.batch_size,
         n_epochs=recipe.n_epochs,
@@ -46,8 +53,8 @@ def new_model(
     )
 
 
-class schedule:  # noqa: N801 - reads as the function it is; a class so that it can be pickled
-    """Adam's step size, falling linearly over the run."""
+class LinearSchedule:
+    """Adam's step size, falling linearly over the run; a class, so that it can be pickled."""
 
     def __init__(self, recipe: Recipe):
         self.first, self.last = recipe.learning_rate, recipe.final_learning_rate

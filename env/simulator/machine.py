@@ -182,13 +182,18 @@ class EpisodeFactory:
 
 
 def keep_physical(host: Any) -> None:
-    """Bring drawn parameters that are fractions back below 1."""
+    """Keep drawn parameters that are fractions from passing 1."""
     host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
-    for field in (SERIAL_FRACTION, JOB_SMT):
-        host["job_params"][:, field] = host["job_params"][:, field].clip(max=0.95)
+    for field, most in ((SERIAL_FRACTION, 0.95), (JOB_SMT, 1.0)):
+        host["job_params"][:, field] = host["job_params"][:, field].clip(max=most)
     service = host["service_params"]
-    for field in (SERVICE_SMT, BATCH_SMT, CPU_LIMIT, EQUAL_SHARE):
-        service[field] = min(service[field], 0.95)
+    for field, most in (
+        (SERVICE_SMT, 1.0),
+        (BATCH_SMT, 1.0),
+        (CPU_LIMIT, 1.0),
+        (EQUAL_SHARE, 0.95),
+    ):
+        service[field] = min(service[field], most)
 
 
 class SimulatedMachine:

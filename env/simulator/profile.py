@@ -29,7 +29,7 @@ HOST_FIELDS = (
     "job_speed",  # batch speed of this VM relative to the fitted one
     "service_sibling",  # sibling time that memcached takes per unit of its own occupancy
     "straggling",  # how far jobs wait for their slowest thread: 0 not at all, 1 fully
-    "load_lag_low_s",  # the load at the server changes this long after the interval boundary
+    "load_lag_low_s",  # logged runs: the load changes this long after the computed boundary
     "load_lag_high_s",
     "api_latency_median_s",  # a Docker call: create, pause, unpause
     "api_latency_p90_s",
@@ -38,7 +38,7 @@ HOST_FIELDS = (
     "container_start_s",
     "migration_cost_s",  # work a job loses when its cpuset changes
     "resume_cost_s",  # work a job loses to cold caches after a pause
-    "sensor_noise",  # relative sd of a CPU or request reading over 1 s; goes with 1/sqrt(window)
+    "sensor_noise",  # relative sd of a CPU or request reading, on top of counting noise
 )
 
 # What a value may be, where that is less than every positive number.
