@@ -118,12 +118,13 @@ def single_step_us(n_steps: int = 5000) -> float:
 # --- training -----------------------------------------------------------------------------------
 
 
-def training_run(fast: bool, rollouts: int) -> dict[str, float]:
+def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     """
     Train in this process, which has done nothing else yet.
 
     :param fast: with `FastPPO`
     :param rollouts: how many, after one that is not timed
+    :param threads: that torch uses
     :return: when the first environment step was taken, steps per second, peak memory
     """
     import torch
@@ -150,7 +151,7 @@ def training_run(fast: bool, rollouts: int) -> dict[str, float]:
         def _on_rollout_start(self) -> None:
             self.rollouts.append(time.perf_counter())
 
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(threads)
     recipe = load_recipe("default")
     environments = ColocationVecEnv(load_scenario("cca-2025"), recipe.n_envs, recipe.gamma)
     if fast:
@@ -170,13 +171,12 @@ def training_run(fast: bool, rollouts: int) -> dict[str, float]:
     }
 
 
-def training_process(fast: bool, rollouts: int) -> dict[str, float]:
+def training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     """`training_run` in a process of its own, with the seconds from its start to the first step."""
     command = [sys.executable, "-m", "benchmarks.speed", "--train", "fast" if fast else "stock"]
+    command += ["--rollouts", str(rollouts), "--threads", str(threads)]
     began = time.time()
-    done = subprocess.run(
-        [*command, "--rollouts", str(rollouts)], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     result["import_to_training_s"] = result["first_step"] - began
     return result
@@ -185,23 +185,24 @@ def training_process(fast: bool, rollouts: int) -> dict[str, float]:
 # --- the report ---------------------------------------------------------------------------------
 
 
-def measure(repetitions: int, rollouts: int) -> dict[str, Any]:
+def measure(repetitions: int, rollouts: int, threads: int) -> dict[str, Any]:
     """
     Measure everything.
 
     :param repetitions: of each figure
     :param rollouts: of each training process
+    :param threads: of each training process
     """
     samples: dict[str, list[float]] = {name: [] for name in TARGETS}
-    training_process(fast=False, rollouts=1)  # compiles the kernels
-    training_process(fast=True, rollouts=1)
+    training_process(False, 1, threads)  # compiles the kernels
+    training_process(True, 1, threads)
     stream = ""
     for _ in range(repetitions):
         rate, stream = batch_steps_per_s()
         samples["env_steps_per_s_core"].append(rate)
         samples["env_step_us_single"].append(single_step_us())
         for fast, name in ((False, "ppo_steps_per_s"), (True, "ppo_fast_steps_per_s")):
-            run = training_process(fast, rollouts)
+            run = training_process(fast, rollouts, threads)
             samples[name].append(run["steps_per_s"])
             samples["peak_training_memory_gib"].append(run["peak_gib"])
             samples["import_to_training_s"].append(run["import_to_training_s"])
@@ -209,18 +210,17 @@ def measure(repetitions: int, rollouts: int) -> dict[str, Any]:
     report["peak_training_memory_gib"] = max(samples["peak_training_memory_gib"])
     report["targets"] = {name: f"{sign} {value:g}" for name, (sign, value) in TARGETS.items()}
     report["samples"] = samples
-    report["conditions"] = conditions(stream)
+    report["conditions"] = {"actions": stream, "training_threads": threads} | conditions()
     return report
 
 
-def conditions(stream: str) -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
     """What the figures depend on."""
     import numba
     import stable_baselines3
     import torch
 
     return {
-        "actions": stream,
         "batch": BATCH,
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
@@ -361,11 +361,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
                 lw=2,
                 label=f"{algorithm}: {end['mean']:.3g} ± {end['ci95']:.2g} at the end",
             )
-        axis.set(
-            xlabel="decisions",
-            ylabel=label,
-            yscale="log" if name == "violation_ratio" else "linear",
-        )
+        axis.set(xlabel="decisions", ylabel=label)
         axis.legend()
     figure.suptitle(f"stock PPO and FastPPO, {len(report['seeds'])} seeds (simulated)")
     figure.savefig(path, dpi=90)
@@ -377,18 +373,24 @@ def main() -> None:
     line.add_argument("--json", type=Path, help="write the figures here")
     line.add_argument("--repetitions", type=int, default=3, help="of each figure (%(default)s)")
     line.add_argument("--rollouts", type=int, default=5, help="of a training run (%(default)s)")
+    threads = min(2, os.cpu_count() or 1)
+    line.add_argument("--threads", type=int, default=threads, help="of training (%(default)s)")
     line.add_argument("--learning-curves", type=Path, metavar="DIR", help="compare the trainers")
     line.add_argument("--seeds", type=int, default=5, help="of the learning curves (%(default)s)")
     line.add_argument("--steps", type=int, default=1_000_000, help="of each curve (%(default)s)")
     line.add_argument("--train", choices=["stock", "fast"], help=argparse.SUPPRESS)
     arguments = line.parse_args()
     if arguments.train:
-        print(json.dumps(training_run(arguments.train == "fast", arguments.rollouts)))
+        print(
+            json.dumps(
+                training_run(arguments.train == "fast", arguments.rollouts, arguments.threads)
+            )
+        )
     elif arguments.learning_curves:
         report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
         print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
     else:
-        report = measure(arguments.repetitions, arguments.rollouts)
+        report = measure(arguments.repetitions, arguments.rollouts, arguments.threads)
         show(report)
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
