@@ -11,6 +11,7 @@ from stable_baselines3.common.logger import configure
 
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
+from training import fast_ppo
 from training.fast_ppo import FastPPO, draw_actions
 from training.masked_policy import MaskedActorCriticPolicy
 
@@ -100,7 +101,8 @@ def gradients(model):
     ],
     ids=str,
 )
-def test_update_is_stock_ppos(learned, changes, n_threads):
+def test_update_is_stock_ppos(learned, changes, n_threads, monkeypatch):
+    monkeypatch.setattr(fast_ppo, "CACHED_ROWS", 30)
     stock, fast = twins(learned, **changes)
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)

@@ -8,14 +8,13 @@ with the same hyperparameters, logs, callbacks and checkpoints, but
   that looks at legal actions only;
 * the gradient is carried through the two networks by hand, a layer a line;
 * a decision is written once, straight into the rollout buffer;
-* each thread takes a part of a minibatch that fits its core's cache through all layers.
+* each thread takes its part of a minibatch through all layers before it waits for another.
 """
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 
 import numba
 import numpy as np
@@ -30,8 +29,8 @@ from torch import Tensor, nn
 from env.simulator.compiled import compiled
 from training.masked_policy import MaskedActorCriticPolicy
 
-CACHED_ROWS = 1024
-"""Decisions whose activations fit into a core's own cache."""
+CACHED_ROWS = 2048
+"""Decisions that a thread takes through the networks at once; more would leave its core's cache."""
 
 STATISTICS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
 """What a minibatch reports, under Stable-Baselines3's names."""
@@ -153,17 +152,17 @@ class ReluNetwork:
     """
 
     def __init__(self, layers: list[nn.Linear], gradients: list[Tensor]):
-        self.layers = [(layer.weight.detach(), layer.bias.detach()) for layer in layers]
+        self.layers = [(layer.weight.detach().t(), layer.bias.detach()) for layer in layers]
         self.gradients = list(zip(gradients[::2], gradients[1::2], strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         """float32[B, n_inputs] to float32[B, n_outputs]."""
         self.inputs = [x]
         for weight, bias in self.layers[:-1]:
-            x = torch.addmm(bias, x, weight.t()).relu_()
+            x = torch.addmm(bias, x, weight).relu_()
             self.inputs.append(x)
         weight, bias = self.layers[-1]
-        return torch.addmm(bias, x, weight.t())
+        return torch.addmm(bias, x, weight)
 
     def backward(self, slope: Tensor) -> None:
         """
@@ -177,7 +176,7 @@ class ReluNetwork:
             bias_gradient.add_(slope.sum(0))
             if depth > 0:
                 active = self.inputs[depth].sign()
-                slope = torch.mm(slope, self.layers[depth][0]).mul_(active)
+                slope = torch.mm(slope, self.layers[depth][0].t()).mul_(active)
 
 
 class ActorCritic:
@@ -225,18 +224,17 @@ def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], lis
 
 
 @contextmanager
-def single_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+def one_core_each() -> Iterator[None]:
     """
-    Threads in which each torch operation uses one core, as it does here meanwhile.
+    Let each torch operation of this thread use one core.
 
     Threads that torch itself would use for one operation wait for each other busily, after every
-    layer; where anything else runs on the machine, that costs far more than they save.
+    layer; where anything else runs on the machine, that costs far more than it saves.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(count, initializer=lambda: torch.set_num_threads(1)) as pool:
-            yield pool
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -245,7 +243,7 @@ class FastPPO(PPO):
     """
     PPO for `MaskedActorCriticPolicy` on the CPU; everything else is as in Stable-Baselines3.
 
-    It works on as many threads as torch is set to use.
+    It updates on as many threads as torch is set to use.
     """
 
     policy: MaskedActorCriticPolicy
@@ -286,27 +284,17 @@ class FastPPO(PPO):
             buffer.reset()
         buffer.pos, buffer.full = 0, False
         observations = torch.from_numpy(buffer.observations)
-        n_threads = torch.get_num_threads()
-        networks = [ActorCritic(self.policy) for _ in range(n_threads)]
-        bounds = [env.num_envs * k // n_threads for k in range(n_threads + 1)]
-        parts = [slice(low, high) for low, high in pairwise(bounds)]
-
-        def act(network: ActorCritic, part: slice) -> None:
-            """Decide for a thread's part of the environments."""
-            seen = observations[n_steps, part]
-            logits, values = network.forward(seen)
-            draw_actions(
-                logits.numpy(), network.masks(seen), luck[part], actions[part], log_probs[part]
-            )
-            buffer.values[n_steps, part] = values.numpy()[:, 0]
-
+        network = ActorCritic(self.policy)
         callback.on_rollout_start()
-        with single_threads(n_threads) as pool:
+        with one_core_each():
             for n_steps in range(n_rollout_steps):
                 buffer.observations[n_steps] = self._last_obs
-                actions, log_probs = buffer.actions[n_steps], buffer.log_probs[n_steps]
+                logits, values = network.forward(observations[n_steps])
+                masks = network.masks(observations[n_steps])
                 luck = torch.rand(env.num_envs).numpy()
-                list(pool.map(act, networks, parts))
+                actions, log_probs = buffer.actions[n_steps], buffer.log_probs[n_steps]
+                draw_actions(logits.numpy(), masks, luck, actions, log_probs)
+                buffer.values[n_steps] = values.numpy()[:, 0]
                 new_obs, rewards, dones, infos = env.step(actions[:, 0])
                 self.num_timesteps += env.num_envs
 
@@ -319,14 +307,13 @@ class FastPPO(PPO):
                 for index in ended:
                     if infos[index].get("TimeLimit.truncated", False):
                         last = torch.from_numpy(infos[index]["terminal_observation"])
-                        _, value = networks[0].forward(last[None])
-                        rewards[index] += self.gamma * value.item()
+                        rewards[index] += self.gamma * network.forward(last[None])[1].item()
                 buffer.rewards[n_steps] = rewards
                 buffer.episode_starts[n_steps] = self._last_episode_starts
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
 
         buffer.pos, buffer.full = n_rollout_steps, True
-        _, values = networks[0].forward(torch.from_numpy(new_obs))
+        _, values = network.forward(torch.from_numpy(new_obs))
         buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
@@ -376,7 +363,8 @@ class FastPPO(PPO):
 
         statistics: list[np.ndarray] = []
         moved_too_far = False
-        with single_threads(n_threads) as pool:
+        pool = ThreadPoolExecutor(n_threads, initializer=lambda: torch.set_num_threads(1))
+        with one_core_each(), pool:
             for _ in range(self.n_epochs):
                 epoch_began = len(statistics)
                 order = torch.from_numpy(np.random.permutation(len(observations)))
