@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import Phase, settings
 
+from deploy import daemon
 from env.allocation import JobState, mask_of
 from env.control import ControlState, control_fields
 from env.scenario import Scenario, load_scenario
@@ -36,6 +38,15 @@ def scenario() -> Scenario:
 @pytest.fixture(scope="session")
 def factory(scenario: Scenario) -> EpisodeFactory:
     return EpisodeFactory(scenario)
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
+    """A Docker daemon for the tests, one for all of them."""
+    if os.geteuid() != 0 or not shutil.which("dockerd"):
+        pytest.skip("needs root and dockerd")
+    with daemon.running(tmp_path_factory.mktemp("engine") / "d") as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""
+A memcached of our own: as nobody, on loopback, gone when it is no longer needed.
+
+    with running(threads=2) as server:
+        ...  # server.pid, server.host, server.port
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from env.errors import InputError
+
+HOST = "127.0.0.1"
+START_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Memcached:
+    """A running memcached: where it listens, and its process."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+
+def start(threads: int, port: int = 0, memory_mib: int = 64) -> Memcached:
+    """
+    Start memcached and wait until it answers.
+
+    :param threads: worker threads (`-t`)
+    :param port: where it listens; 0 takes one that is free
+    :param memory_mib: its cache [MiB]
+    :raises InputError: if it is not installed, or does not come up (a port that is in use)
+    """
+    program = shutil.which("memcached")
+    if program is None:
+        raise InputError("memcached: not found; install it: apt-get install memcached")
+    port = port or _free_port()
+    command = [program, "-l", HOST, "-p", str(port), "-t", str(threads), "-m", str(memory_mib)]
+    # In a session of its own: Ctrl-C in our terminal is for us alone.
+    process = subprocess.Popen(
+        [*command, "-u", "nobody"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _await_answer(process, port)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return Memcached(HOST, port, process)
+
+
+def stop(server: Memcached) -> None:
+    """
+    End a memcached that `start` started.
+
+    :param server: what `start` returned
+    """
+    # A cache has nothing to save, and when asked to end it takes a second.
+    server.process.kill()
+    server.process.wait()
+    if server.process.stderr is not None:
+        server.process.stderr.close()
+
+
+@contextlib.contextmanager
+def running(threads: int, port: int = 0) -> Iterator[Memcached]:
+    """
+    Keep a memcached for the length of a `with` block; see `start`.
+
+    :param threads: worker threads
+    :param port: where it listens; 0 takes one that is free
+    """
+    server = start(threads, port)
+    try:
+        yield server
+    finally:
+        stop(server)
+
+
+def answering_pid(host: str, port: int, limit_s: float = 1.0) -> int:
+    """
+    The process that serves an address, as memcached itself names it.
+
+    :param host: where
+    :param port: where
+    :param limit_s: how long it may take to answer
+    :raises OSError: if nobody answers, or not as memcached does
+    """
+    with socket.create_connection((host, port), limit_s) as connection:
+        connection.sendall(b"stats\r\n")
+        answer = b""
+        while not answer.endswith(b"END\r\n"):
+            part = connection.recv(65536)
+            if not part or len(answer) > 65536:
+                raise OSError(f"{host}:{port} does not answer as memcached does")
+            answer += part
+    for line in answer.splitlines():
+        if line.startswith(b"STAT pid "):
+            return int(line.split()[2])
+    raise OSError(f"{host}:{port} does not answer as memcached does")
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
+    """Connect until our own process answers; another one may hold the port."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        give_up_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < give_up_s:
+            with contextlib.suppress(OSError):
+                if answering_pid(HOST, port) == process.pid:
+                    return
+            if select.select([ended], [], [], 0.005)[0]:
+                assert process.stderr is not None
+                said = process.stderr.read().decode(errors="replace").split("\n")[0]
+                raise InputError(f"memcached: did not start on {HOST}:{port}: {said}")
+        raise InputError(f"memcached: no answer on {HOST}:{port} within {START_LIMIT_S:g} s")
+    finally:
+        os.close(ended)

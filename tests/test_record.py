@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.record import EVENTS_FILE, MEMCACHED, SAMPLES_FILE, SCHEDULER, Event, Recorder
+from deploy.record import read_events as read
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.errors import InputError
+from env.scenario import Scenario
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, scenario: Scenario) -> Recorder:
+    return Recorder(tmp_path, scenario, time.monotonic())
+
+
+def lines(folder: Path, name: str = EVENTS_FILE) -> list[str]:
+    return (folder / name).read_text().splitlines()
+
+
+def test_the_event_log_has_the_courses_format(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.event("start", SCHEDULER)
+    recorder.event("start", MEMCACHED, cores=(0, 1), threads=2)
+    recorder.event("start", "vips", cores=(2,), threads=3)
+    recorder.event("update_cores", "vips", cores=(2, 3))
+    recorder.event("pause", "vips")
+    recorder.event("unpause", "vips")
+    recorder.event("custom", "vips", detail="weight background")
+    recorder.event("end", "vips")
+    recorder.event("end", SCHEDULER)
+    words = [line.split(" ", 1)[1] for line in lines(tmp_path)]
+    assert words == [
+        "start scheduler",
+        "start memcached [0,1] 2",
+        "start vips [2] 3",
+        "update_cores vips [2,3]",
+        "pause vips",
+        "unpause vips",
+        "custom vips weight+background",
+        "end vips",
+        "end scheduler",
+    ]
+
+
+def test_an_event_is_on_the_disk_when_the_call_returns(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.event("pause", "vips")
+    assert len(lines(tmp_path)) == 1
+
+
+def test_what_was_written_reads_back(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.event("start", "radix", cores=(1,), threads=4)
+    recorder.event("custom", "radix", detail="exit 1:\nretry 1 of 2 [sic]")
+    start, custom = read(tmp_path)
+    assert (start.what, start.job, start.cores, start.threads) == ("start", "radix", (1,), 4)
+    assert start.time_s == 0.0
+    assert custom.detail == "exit 1:\nretry 1 of 2 [sic]"
+
+
+def test_the_detail_of_another_event_follows_it(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.event("end", "dedup", detail="exit 137, out of memory")
+    end, detail = read(tmp_path)
+    assert (end.what, end.detail) == ("end", "")
+    assert (detail.what, detail.detail) == ("custom", "exit 137, out of memory")
+    assert detail.time_s == end.time_s
+
+
+def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path, scenario: Scenario) -> None:
+    started_s = time.monotonic() - 100.0
+    Recorder(tmp_path, scenario, started_s).event("start", SCHEDULER)
+    # A loop that was killed half way through a line.
+    with (tmp_path / EVENTS_FILE).open("a") as log:
+        log.write("2026-01-01T00:0")
+    Recorder(tmp_path, scenario, started_s).event("end", SCHEDULER)
+    assert [event.what for event in read(tmp_path)] == ["start", "end"]
+    assert len(lines(tmp_path, SAMPLES_FILE)) == 1
+
+
+def test_samples_have_a_column_for_every_reading(
+    recorder: Recorder, tmp_path: Path, scenario: Scenario
+) -> None:
+    jobs = {name: JobAllocation() for name in scenario.job_names}
+    jobs["vips"] = JobAllocation(JobState.RUNNING, (2, 3), Weight.BACKGROUND, 4)
+    telemetry = Telemetry(
+        time_s=1.5,
+        service=ServiceTelemetry(3e4, 0.2, 0.01, qps=2e4, cpu_cores=0.25, p95_us=310.0),
+        vcpu_busy_s=(0.1, 0.2, 0.3, 0.4),
+        jobs={name: JobTelemetry(job.state, 2.0) for name, job in jobs.items()},
+        applied=Allocation((0, 1), jobs),
+    )
+    recorder.sample(telemetry, telemetry.applied)
+    with (tmp_path / SAMPLES_FILE).open() as file:
+        (row,) = csv.DictReader(file)
+    assert None not in row.values() and None not in row
+    assert (row["time_s"], row["qps"], row["p95_us"]) == ("1.5000", "20000", "310.0")
+    assert (row["service_cores"], row["busy_s_3"]) == ("0;1", "0.4000")
+    assert (row["vips_state"], row["vips_cores"], row["vips_weight"]) == (
+        "running",
+        "2;3",
+        "background",
+    )
+    assert row["radix_state"] == "pending"
+
+
+def test_a_full_disk_costs_no_line_once_there_is_room(
+    recorder: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder.event("start", SCHEDULER)
+    size = (tmp_path / EVENTS_FILE).stat().st_size
+    # The kernel refuses what exceeds the limit as it refuses what exceeds the disk: part of
+    # the first line is written, then nothing.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        for job in ("vips", "radix", "dedup"):
+            recorder.event("pause", job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    recorder.event("end", SCHEDULER)
+    written = [event.job for event in read(tmp_path)]
+    assert written == [SCHEDULER, "vips", "radix", "dedup", SCHEDULER]
+
+
+def test_a_disk_without_room_never_stops_the_loop(
+    tmp_path: Path, scenario: Scenario, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / EVENTS_FILE).symlink_to("/dev/full")
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    for _ in range(3):
+        recorder.event("pause", "vips")
+    recorder.close()
+    assert [event.what for event in recorder.recent] == ["pause"] * 3
+    refused, lost = capsys.readouterr().err.splitlines()
+    assert "No space left" in refused
+    assert "3 lines could not be written" in lost
+
+
+def test_a_killed_loop_loses_nothing(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from deploy.record import Recorder\n"
+        "from env.scenario import load_scenario\n"
+        "r = Recorder(Path(sys.argv[1]), load_scenario('cca-2025'), time.monotonic())\n"
+        "for i in range(10**9):\n"
+        "    r.event('custom', 'vips', detail=str(i)); print(i, flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "100\n":
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    told = [int(line) for line in process.stdout]
+    process.wait()
+    process.stdout.close()
+    written = [int(event.detail) for event in read(tmp_path)]
+    assert written[: max([100, *told]) + 1] == list(range(max([100, *told]) + 1))
+
+
+def test_the_clock_may_be_set_during_a_run(
+    tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    recorder.event("pause", "vips")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    recorder.event("unpause", "vips")
+    pause, unpause = read(tmp_path)
+    assert 0.0 <= unpause.time_s - pause.time_s < 1.0
+
+
+def test_a_listener_is_told_every_event(tmp_path: Path, scenario: Scenario) -> None:
+    told: list[Event] = []
+    recorder = Recorder(tmp_path, scenario, time.monotonic(), told.append)
+    recorder.event("pause", "vips")
+    assert told == list(recorder.recent)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, scenario: Scenario) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="taken"):
+        Recorder(tmp_path / "taken", scenario, time.monotonic())
