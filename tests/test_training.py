@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from agents.checkpoint import read_checkpoint
 from env.errors import InputError
 from env.scenario import load_scenario
+from training.adam import Adam
 from training.ppo import train
 from training.recipe import load_recipe
 from training.selection import Score
@@ -91,6 +93,43 @@ def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert (tmp_path / "run" / "last.zip").exists()
+
+
+FIRST_UPDATE = """
+import sys
+from env.scenario import load_scenario
+from env.simulator.vector_env import ColocationVecEnv
+from training.ppo import new_model
+from training.recipe import load_recipe
+
+recipe = load_recipe("default").model_copy(update={"n_steps": 2})
+new_model(recipe, ColocationVecEnv(load_scenario("cca-2025"), 8, 1.0), 0).learn(16)
+print(*sys.modules)
+"""
+
+
+def test_training_starts_without_what_takes_seconds_to_import():
+    shown = subprocess.run(
+        [sys.executable, "-c", FIRST_UPDATE], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert not {"torch._dynamo", "matplotlib", "pandas", "scipy.stats"} & set(shown.stdout.split())
+
+
+def test_our_adam_is_torchs():
+    torch.manual_seed(0)
+    ours, theirs = ([torch.nn.Parameter(torch.ones(5, 3))] for _ in range(2))
+    mine, reference = Adam(ours, 1e-2), torch.optim.Adam(theirs, 1e-2, eps=1e-5)
+    for step in range(6):
+        if step == 3:  # as a resumed run does
+            mine, state = Adam(ours, 1e-3), mine.state_dict()
+            mine.load_state_dict(state)
+        gradient = torch.randn(5, 3)
+        for parameters, optimizer in ((ours, mine), (theirs, reference)):
+            optimizer.zero_grad()
+            assert parameters[0].grad is None
+            parameters[0].grad = gradient.clone()
+            optimizer.step()
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from stable_baselines3 import PPO
@@ -16,7 +15,6 @@ from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from training.checkpoint import describe, policy_layers, save_checkpoint
 from training.evaluate import Start, run_episode
-from training.plots import draw_gantt
 from training.recipe import Recipe
 from training.recording import Recorder
 from training.selection import SELECTION_ENTROPY, Score, run_selection
@@ -130,6 +128,8 @@ class Evaluation(BaseCallback):
 
     def _picture(self) -> Figure:
         """Who held which vCPU when, on the first selection trace."""
+        from training.plots import gantt_picture  # matplotlib takes its time
+
         scenario = self.factory.scenario
         (seed,) = trace_seeds(SELECTION_ENTROPY, 1, "selection")
         recorder = Recorder(scenario, seed)
@@ -139,9 +139,7 @@ class Evaluation(BaseCallback):
             Start(seed, SELECTION_ENTROPY),
             recorder=recorder,
         )
-        figure, axes = plt.subplots(figsize=(12, 4))
-        draw_gantt(axes, recorder.recording, scenario)
-        return Figure(figure, close=True)
+        return Figure(gantt_picture(recorder.recording, scenario), close=False)
 
     def _metadata(self, score: Score) -> dict[str, Any]:
         evaluation = {

@@ -324,8 +324,6 @@ class FastPPO(PPO):
         self.policy.set_training_mode(True)
         optimizer = self.policy.optimizer
         self._update_learning_rate(optimizer)
-        for group in optimizer.param_groups:
-            group["fused"] = True
         clip_range = self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
 
         buffer = self.rollout_buffer

@@ -14,6 +14,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 
+from training.adam import Adam
+
 ILLEGAL_LOGIT = -1e8
 
 KEEP_BIAS = 3.0
@@ -49,6 +51,7 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
     ):
         kwargs["features_extractor_class"] = FeaturesWithoutMask
         kwargs["features_extractor_kwargs"] = {"n_actions": int(action_space.n)}
+        kwargs["optimizer_class"] = Adam
         super().__init__(observation_space, action_space, *args, **kwargs)
         assert isinstance(self.action_net, torch.nn.Linear)
         with torch.no_grad():

@@ -155,6 +155,18 @@ def draw_service(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     draw_load(axes, recording)
 
 
+def gantt_picture(recording: Recording, scenario: Scenario) -> Figure:
+    """
+    One picture of who holds which vCPU when.
+
+    :param recording: the run
+    :param scenario: the problem
+    """
+    figure = Figure(figsize=(12, 4))
+    draw_gantt(figure.subplots(), recording, scenario)
+    return figure
+
+
 def draw_gantt(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     One row a vCPU: who was there when; jobs that share one lie above each other.

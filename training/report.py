@@ -10,7 +10,7 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
+from scipy.special import stdtrit
 
 from env.errors import InputError
 from env.scenario import Scenario
@@ -28,7 +28,7 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
     mean = math.fsum(values) / n
     if n < 2:
         return mean, None
-    return mean, float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
+    return mean, float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
 
 
 def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
