@@ -1,12 +1,13 @@
 """All jobs as one best-effort workload with a CPU budget, as the peers' rules see them."""
 
+import math
 from abc import ABC
 from typing import TypeVar
 
 from pydantic import PositiveInt
 
 from agents.policy import Controller, Parameters, unfinished
-from env.allocation import JobAllocation, JobState, Weight
+from env.allocation import LEAST_QUOTA, JobAllocation, JobState, Weight
 from env.telemetry import Telemetry
 
 
@@ -30,21 +31,27 @@ class BestEffortController(Controller[Rule], ABC):
         self, telemetry: Telemetry, budget: float, weight: Weight
     ) -> dict[str, JobAllocation]:
         """
-        The jobs that are left, within a budget of CPU time.
+        The jobs that are left, on all vCPUs, within a budget of CPU time.
 
-        Allocations have no CPU quota yet, so that the budget is rounded down to whole vCPUs,
-        those first that memcached never holds; without any the jobs are paused.
+        Each job has an equal part of the budget for its quota, no less than there can be;
+        without a budget the jobs are paused.
 
         :param telemetry: what the machine shows
-        :param budget: [vCPUs]
+        :param budget: [vCPUs]; infinite sets no quota
         :param weight: against memcached, where they share a vCPU
         """
-        order = [*reversed(self.most), *reversed(self.others(self.most))]
-        cores = tuple(sorted(order[max(0, len(order) - int(budget + 1e-9)) :]))
-        return self.on(telemetry, cores, weight)
+        if budget <= 0.0:
+            return self.on(telemetry, (), weight)
+        left = len(unfinished(telemetry, self.job_names))
+        quota = None if math.isinf(budget) else max(LEAST_QUOTA, budget / max(left, 1))
+        return self.on(telemetry, self.vcpus, weight, quota)
 
     def on(
-        self, telemetry: Telemetry, cores: tuple[int, ...], weight: Weight = Weight.NORMAL
+        self,
+        telemetry: Telemetry,
+        cores: tuple[int, ...],
+        weight: Weight = Weight.NORMAL,
+        quota: float | None = None,
     ) -> dict[str, JobAllocation]:
         """
         The jobs that are left, on given vCPUs; paused, or not started, if there are none.
@@ -52,13 +59,16 @@ class BestEffortController(Controller[Rule], ABC):
         :param telemetry: what the machine shows
         :param cores: their vCPUs
         :param weight: against memcached, where they share a vCPU
+        :param quota: of each job [vCPUs]
         """
         jobs = {}
         for job in unfinished(telemetry, self.job_names):
             now = telemetry.applied.jobs[job]
             threads = self.threads(job, self.parameters.threads)
             if cores:
-                jobs[job] = JobAllocation(JobState.RUNNING, cores, weight, threads)
+                jobs[job] = JobAllocation(JobState.RUNNING, cores, weight, threads, quota)
             elif now.state != JobState.PENDING:
-                jobs[job] = JobAllocation(JobState.PAUSED, now.cores, now.weight, threads)
+                jobs[job] = JobAllocation(
+                    JobState.PAUSED, now.cores, now.weight, threads, now.quota
+                )
         return jobs

@@ -47,6 +47,7 @@ class Heracles(BestEffortController[HeraclesParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
+        self.probe_window_s = self.parameters.top_period_s
         self._top = Every(self.parameters.top_period_s)
         self._enabled = self._growing = False
         self._cooled_at_s = 0.0

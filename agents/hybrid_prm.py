@@ -46,6 +46,9 @@ class HybridPrm(BestEffortController[HybridPrmParameters]):
     sub-controller adds one core every 2 s. Tuned: 95 % and 90 %, 3 min, and 50 levels of the
     machine's CPU time in place of whole cores. It sees p95 and load.
 
+    Its Fetcher keeps the client's latest latency report; here that covers one period of the
+    sub-controller.
+
     The thesis' listing chains its conditions with `elif`, which at its word would never look at
     slack while the load is low; here slack always decides about growth, as its text says.
     """
@@ -55,6 +58,7 @@ class HybridPrm(BestEffortController[HybridPrmParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
+        self.probe_window_s = self.parameters.period_s
         self._top = Every(self.parameters.top_period_s)
         self._enabled = self._growing = False
         self._cooled_at_s = 0.0

@@ -51,6 +51,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
+        self.probe_window_s = self.parameters.main_period_s
         self._main = Every(self.parameters.main_period_s)
         self._service_cpu, self._batch_cpu = RateWindow(), RateWindow()
         self._alone_cpi: list[float] = []
@@ -61,7 +62,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """One turn of the sub-loop, and of the main loop when it is due."""
         rule, now_s = self.parameters, telemetry.time_s
-        cpi: float | None = getattr(telemetry.service, "cpi", None)
+        cpi = telemetry.service.cpi
         if cpi is None:
             raise SensorMissingError(
                 f"{self.name} decides by CPI, which this machine does not count"
@@ -87,7 +88,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
     def _budget(self) -> float:
         rule = self.parameters
         if self._level == rule.levels:
-            return float(len(self.vcpus))
+            return math.inf
         return max(rule.least_budget, self._level * self._service_peak / rule.levels)
 
     def _threshold(self) -> float:

@@ -31,6 +31,7 @@ class LatencyAwarePrm(BestEffortController[LatencyAwarePrmParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
+        self.probe_window_s = self.parameters.period_s
         self._level = 0
 
     def decide(self, telemetry: Telemetry) -> Allocation:

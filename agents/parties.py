@@ -45,6 +45,7 @@ class Parties(BestEffortController[PartiesParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
+        self.probe_window_s = self.parameters.period_s
         self._service = len(self.most)
         self._downsized = False
         self._hold_until_s = 0.0

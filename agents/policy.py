@@ -24,13 +24,16 @@ class Policy(Protocol):
 
     `period_s` is read after every decision: it is how long to wait for the next one. `wakes`
     says whether a job's end or a move of the load ends that wait early. `regulated` says
-    whether the regulator stands between the policy and the actuator.
+    whether the regulator stands between the policy and the actuator. `probe_window_s` is how
+    long it wants latency probed and cycles per instruction counted for each reading of them,
+    at least; 0 if it reads neither.
     """
 
     name: str
     period_s: float
     wakes: bool
     regulated: bool
+    probe_window_s: float
 
     def reset(self, scenario: Scenario) -> None:
         """
@@ -75,6 +78,7 @@ class Controller(ABC, Generic[Rule]):
         self.name = name
         self.parameters = parameters
         self.period_s = parameters.period_s
+        self.probe_window_s = 0.0
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode; see `Policy.reset`."""

@@ -28,6 +28,10 @@ class Weight(IntEnum):
     NORMAL = 1
 
 
+LEAST_QUOTA = 0.01
+"""The smallest CPU quota [vCPUs]: 1000 µs of a period of 100 ms, the kernel's own limit."""
+
+
 def mask_of(cores: Iterable[int]) -> int:
     """The bit mask of a core set."""
     mask = 0
@@ -44,12 +48,18 @@ def cores_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class JobAllocation:
-    """One job's state, vCPUs, weight and thread count (fixed once it was launched)."""
+    """
+    What one job has.
+
+    :param threads: fixed once it was launched
+    :param quota: most CPU time it gets [vCPUs]; None is no limit
+    """
 
     state: JobState = JobState.PENDING
     cores: tuple[int, ...] = ()
     weight: Weight = Weight.NORMAL
     threads: int = 0
+    quota: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Change:
     """
     One thing to actuate.
 
-    `what` is one of service-cores, start, cores, weight, pause, resume.
+    `what` is one of service-cores, start, cores, weight, quota, pause, resume.
     """
 
     what: str
@@ -65,6 +75,7 @@ class Change:
     cores: tuple[int, ...] = ()
     weight: Weight = Weight.NORMAL
     threads: int = 0
+    quota: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,11 @@ class Allocation:
                 raise ValueError(
                     f"{name}: {job.threads} threads; allowed are {known[name].threads}"
                 )
+            if job.quota is not None and not LEAST_QUOTA <= job.quota <= len(vcpus):
+                raise ValueError(
+                    f"{name}: quota {job.quota:g}; allowed are {LEAST_QUOTA:g} to "
+                    f"{len(vcpus)} vCPUs, or none"
+                )
         return self
 
     def changes_from(self, current: "Allocation") -> tuple[Change, ...]:
@@ -118,12 +134,14 @@ def _job_changes(name: str, now: JobAllocation, wanted: JobAllocation) -> list[C
     if now.state == JobState.PENDING:
         if wanted.state == paused:
             return []
-        return [Change("start", name, wanted.cores, wanted.weight, wanted.threads)]
+        return [Change("start", name, wanted.cores, wanted.weight, wanted.threads, wanted.quota)]
     changes = []
     if set(wanted.cores) != set(now.cores):
         changes.append(Change("cores", name, cores=wanted.cores))
     if wanted.weight != now.weight:
         changes.append(Change("weight", name, weight=wanted.weight))
+    if wanted.quota != now.quota:
+        changes.append(Change("quota", name, quota=wanted.quota))
     if wanted.state != now.state:
         changes.append(Change("pause" if wanted.state == paused else "resume", name))
     return changes

@@ -8,6 +8,7 @@ functions; the live loop keeps a single `ControlState` and runs them as they are
 drift apart.
 """
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -58,12 +59,14 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("wish_cores", whole, jobs),
         ("wish_weight", whole, jobs),
         ("wish_threads", whole, jobs),
+        ("wish_quota", real, jobs),  # [vCPUs], inf is no limit
         # What the regulator made of it: the allocation sent to the actuator.
         ("service", whole),
         ("state", whole, jobs),
         ("cores", whole, jobs),
         ("weight", whole, jobs),
         ("threads", whole, jobs),
+        ("quota", real, jobs),
         # What the regulator and the observation remember.
         ("grown_at_s", real),
         ("paused_at_s", real, jobs),
@@ -114,10 +117,12 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         wish_cores=[everything] * n_jobs,
         wish_weight=[int(Weight.NORMAL)] * n_jobs,
         wish_threads=[max(job.threads) for job in scenario.jobs],
+        wish_quota=[math.inf] * n_jobs,
         service=refuge,
         cores=[everything] * n_jobs,
         weight=[int(Weight.NORMAL)] * n_jobs,
         threads=[max(job.threads) for job in scenario.jobs],
+        quota=[math.inf] * n_jobs,
         grown_at_s=long_ago,
         paused_at_s=[long_ago] * n_jobs,
         moved_at_s=[long_ago] * n_jobs,
@@ -152,7 +157,7 @@ def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     control.wish_service = mask_of(allocation.service_cores)
     # Reading a field of a NumPy row is slow, so each is read once.
     states, cores = control.wish_state, control.wish_cores
-    weights, threads = control.wish_weight, control.wish_threads
+    weights, threads, quotas = control.wish_weight, control.wish_threads, control.wish_quota
     for index, name in enumerate(scenario.job_names):
         job = allocation.jobs.get(name)
         if job is None or job.state in (JobState.PENDING, JobState.DONE):
@@ -161,14 +166,21 @@ def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
         cores[index] = mask_of(job.cores)
         weights[index] = int(job.weight)
         threads[index] = job.threads
+        quotas[index] = math.inf if job.quota is None else job.quota
 
 
 def regulated(control: Any, scenario: Scenario) -> Allocation:
     """The allocation that the regulator let through, as a value."""
-    fields = (control.state, control.cores, control.weight, control.threads)
+    fields = (control.state, control.cores, control.weight, control.threads, control.quota)
     rows = zip(scenario.job_names, *(np.asarray(field).tolist() for field in fields), strict=True)
     jobs = {
-        name: JobAllocation(STATES[state], cores_of(cores), WEIGHTS[weight], threads)
-        for name, state, cores, weight, threads in rows
+        name: JobAllocation(
+            STATES[state],
+            cores_of(cores),
+            WEIGHTS[weight],
+            threads,
+            None if quota == math.inf else quota,
+        )
+        for name, state, cores, weight, threads, quota in rows
     }
     return Allocation(cores_of(int(control.service)), jobs)

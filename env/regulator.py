@@ -72,6 +72,7 @@ def regulate_jobs(control):
         if state == PAUSED and control.state[job] == RUNNING:
             control.paused_at_s[job] = control.now_s
         control.state[job] = state
+        control.quota[job] = control.wish_quota[job]
 
 
 def hold_pause(control, job, state):
@@ -132,3 +133,4 @@ def pass_through(control):
             control.state[job] = control.wish_state[job]
             control.cores[job] = control.wish_cores[job]
             control.weight[job] = control.wish_weight[job]
+            control.quota[job] = control.wish_quota[job]

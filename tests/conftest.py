@@ -136,6 +136,7 @@ class Rig:
                 row["wish_cores"][job] = rng.integers(1, 2**n_vcpus)
                 row["wish_weight"][job] = rng.integers(2)
                 row["wish_threads"][job] = rng.choice(known.threads)
+                row["wish_quota"][job] = rng.choice([0.5, 1.5, np.inf])
         kernel.apply_wish(row, True)
 
     def events(self, until_s: float) -> Iterator[tuple[Any, Any]]:

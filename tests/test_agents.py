@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -218,6 +219,12 @@ def batch_cores(allocation) -> tuple[int, ...]:
     return cores.pop() if cores else ()
 
 
+def budget(allocation) -> float:
+    """The CPU time that the best-effort jobs get together [vCPUs]."""
+    quotas = [job.quota for job in allocation.jobs.values() if job.state == RUNNING]
+    return math.inf if None in quotas else pytest.approx(sum(quotas))
+
+
 @pytest.mark.parametrize("name", NEED_A_PROBE)
 def test_latency_rules_say_that_they_need_a_probe(scenario, name):
     with pytest.raises(SensorMissingError, match=f"{name} decides by latency"):
@@ -232,35 +239,50 @@ def test_intel_prm_says_that_it_needs_cpi(scenario):
 def test_latency_aware_prm_climbs_and_falls(scenario):
     policy = ready("latency-aware-prm", scenario)
     assert policy.period_s == 18.5
-    sizes = [len(batch_cores(policy.decide(watched(18.5 * i)))) for i in range(60)]
-    assert sizes[11] == 0  # level 12 of 50: 0.96 vCPUs
-    assert sizes[12] == 1
-    assert sizes[-1] == 3  # level 48: 3.84 vCPUs
+    budgets = [budget(policy.decide(watched(18.5 * i))) for i in range(60)]
+    assert budgets[0] == 4 / 50
+    assert budgets[24] == 2.0  # level 25 of 50
+    assert budgets[47:] == [3.84] * 13  # level 48 is the highest
     now = policy.decide(watched(2000.0))
     assert {job.weight for job in now.jobs.values()} == {Weight.BACKGROUND}
+    assert batch_cores(now) == (0, 1, 2, 3)
     fallen = policy.decide(watched(2018.5, p95_us=TARGET_US, applied=now))
-    assert {job.state for job in fallen.jobs.values()} == {PAUSED}
+    assert {job.quota for job in fallen.jobs.values()} == {0.01}
+
+
+def test_a_budget_is_shared_by_the_jobs_that_are_left(scenario):
+    policy = ready("latency-aware-prm", scenario)
+    for i in range(25):
+        now = policy.decide(watched(18.5 * i))
+    assert {job.quota for job in now.jobs.values()} == {2.0 / 7}
+    seen = watched(500.0)
+    left = {job: replace(seen.jobs[job], state=DONE) for job in JOBS[2:]}
+    now = policy.decide(replace(seen, jobs={**seen.jobs, **left}))
+    assert {name: job.quota for name, job in now.jobs.items()} == {
+        "blackscholes": 1.04,
+        "canneal": 1.04,
+    }
 
 
 def test_hybrid_prm_follows_its_listing(scenario):
     policy = ready("hybrid-prm", scenario)
-    sizes = [len(batch_cores(policy.decide(watched(2.0 * i)))) for i in range(4)]
-    assert sizes == [1, 2, 3, 4]
-    assert len(batch_cores(policy.decide(watched(14.0, qps=179e3)))) == 4  # not looked at yet
+    budgets = [budget(policy.decide(watched(2.0 * i))) for i in range(4)]
+    assert budgets == [1.0, 2.0, 3.0, 4.0]
+    assert budget(policy.decide(watched(14.0, qps=179e3))) == 4.0  # not looked at yet
     assert batch_cores(policy.decide(watched(16.0, qps=154e3))) == ()  # above 85 %
     assert batch_cores(policy.decide(watched(32.0, qps=150e3))) == ()  # 83 %: stays suspended
-    assert len(batch_cores(policy.decide(watched(48.0, qps=100e3)))) == 1
+    assert budget(policy.decide(watched(48.0, qps=100e3))) == 1.0
     held = policy.decide(watched(64.0, qps=100e3, p95_us=730.0))  # slack below 0.10
-    assert len(batch_cores(held)) == 1
+    assert budget(held) == 1.0
     assert batch_cores(policy.decide(watched(80.0, p95_us=801.0))) == ()
     assert batch_cores(policy.decide(watched(366.0))) == ()  # cooling down
-    assert len(batch_cores(policy.decide(watched(382.0)))) == 1
+    assert budget(policy.decide(watched(382.0))) == 1.0
 
 
 def test_hybrid_prm_tuned_climbs_in_levels(scenario):
     policy = ready("hybrid-prm-tuned", scenario)
-    sizes = [len(batch_cores(policy.decide(watched(2.0 * i)))) for i in range(26)]
-    assert (sizes[11], sizes[12], sizes[24]) == (0, 1, 2)
+    budgets = [budget(policy.decide(watched(2.0 * i))) for i in range(60)]
+    assert (budgets[0], budgets[24], budgets[-1]) == (0.08, 2.0, 4.0)
 
 
 def test_heracles_splits_the_vcpus(scenario):
@@ -300,24 +322,24 @@ def test_intel_prm_learns_alone_then_climbs_until_it_sees_contention(scenario):
     policy = ready("intel-prm", scenario)
 
     def at(time_s, cpi, cpu_s, applied=None):
-        now = watched(time_s, applied=applied, cpu_s=cpu_s)
-        object.__setattr__(now.service, "cpi", cpi)  # an optional sensor
-        return policy.decide(now)
+        return policy.decide(watched(time_s, applied=applied, cpu_s=cpu_s, cpi=cpi))
 
     cpu_s, time_s = 0.0, 0.0
     while time_s < 120.0:  # alone: up to 1.9 vCPUs, CPI 1.0 +- 0.1
         cpu_s += 3.8 if time_s == 60.0 else 0.4
         assert at(time_s, 1.1 if time_s % 4 else 0.9, cpu_s).jobs == {}
         time_s += 2.0
-    sizes = []
-    while time_s < 300.0:
+    budgets = []
+    while time_s < 500.0:
         cpu_s += 0.4
-        sizes.append(len(batch_cores(at(time_s, 1.0, cpu_s))))
+        budgets.append(budget(at(time_s, 1.0, cpu_s)))
         time_s += 2.0
-    # One level of 1.9 / 20 vCPUs every 7 cycles: a whole vCPU at level 11.
-    assert sizes.index(1) == 7 * 11 - 1
+    # One level of 1.9 / 20 vCPUs every 7 cycles, the whole machine at level 20.
+    assert budgets[5:8] == [0.07, 0.095, 0.095]  # the least is 0.01 a job
+    assert budgets[7 * 19 - 1] == 1.9 * 19 / 20
+    assert budgets[-1] == math.inf
     cpu_s += 3.0
-    assert batch_cores(at(time_s, 1.0, cpu_s)) == ()  # above the recorded maximum
+    assert budget(at(time_s, 1.0, cpu_s)) == 0.07  # above the recorded maximum
 
 
 @pytest.mark.parametrize("name", [name for name in agents.names() if name not in PICKY])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,7 @@ job_allocations = st.builds(
     cores=core_sets,
     weight=st.sampled_from(Weight),
     threads=st.integers(1, 4),
+    quota=st.none() | st.sampled_from((0.01, 0.5, 4.0)),
 )
 allocations = st.builds(
     Allocation, core_sets, st.fixed_dictionaries(dict.fromkeys(NAMES, job_allocations))
@@ -45,11 +47,15 @@ def carried_out(current: Allocation, changes: tuple[Change, ...]) -> Allocation:
         job = jobs[change.job]
         if change.what == "start":
             assert job.state == JobState.PENDING
-            job = JobAllocation(JobState.RUNNING, change.cores, change.weight, change.threads)
+            job = JobAllocation(
+                JobState.RUNNING, change.cores, change.weight, change.threads, change.quota
+            )
         elif change.what == "cores":
             job = replace(job, cores=change.cores)
         elif change.what == "weight":
             job = replace(job, weight=change.weight)
+        elif change.what == "quota":
+            job = replace(job, quota=change.quota)
         elif change.what == "pause":
             assert job.state == JobState.RUNNING
             job = replace(job, state=JobState.PAUSED)
@@ -115,6 +121,9 @@ def test_one_difference_is_one_change(
     assert moved.changes_from(now) == expected
     calm = replace(now, jobs={**now.jobs, name: replace(job, weight=Weight.BACKGROUND)})
     assert calm.changes_from(now) == (Change("weight", name, weight=Weight.BACKGROUND),)
+    capped = replace(now, jobs={**now.jobs, name: replace(job, quota=0.5)})
+    assert capped.changes_from(now) == (Change("quota", name, quota=0.5),)
+    assert now.changes_from(capped) == (Change("quota", name, quota=None),)
     held = replace(now, jobs={**now.jobs, name: replace(job, state=JobState.PAUSED)})
     assert held.changes_from(now) == (Change("pause", name),)
     assert now.changes_from(held) == (Change("resume", name),)
@@ -125,10 +134,10 @@ def test_one_difference_is_one_change(
 
 def test_a_start_carries_everything_the_launch_needs() -> None:
     wanted = Allocation(
-        (0,), {"a": JobAllocation(JobState.RUNNING, (2, 3), Weight.BACKGROUND, threads=4)}
+        (0,), {"a": JobAllocation(JobState.RUNNING, (2, 3), Weight.BACKGROUND, 4, quota=1.5)}
     )
     assert wanted.changes_from(Allocation((0,))) == (
-        Change("start", "a", (2, 3), Weight.BACKGROUND, 4),
+        Change("start", "a", (2, 3), Weight.BACKGROUND, 4, 1.5),
     )
 
 
@@ -150,7 +159,7 @@ def test_what_the_machine_can_hold_is_valid(scenario: Scenario) -> None:
     allocation = Allocation(
         (0,),
         {
-            "radix": JobAllocation(JobState.RUNNING, (1, 2), threads=2),
+            "radix": JobAllocation(JobState.RUNNING, (1, 2), threads=2, quota=4.0),
             "vips": JobAllocation(JobState.PENDING),
         },
     )
@@ -171,6 +180,15 @@ def test_what_the_machine_can_hold_is_valid(scenario: Scenario) -> None:
         (
             Allocation((0,), {"radix": JobAllocation(JobState.PAUSED, (1,), threads=3)}),
             "radix: 3 threads; allowed are",
+        ),
+        *(
+            (
+                Allocation(
+                    (0,), {"vips": JobAllocation(JobState.RUNNING, (1,), threads=1, quota=q)}
+                ),
+                f"vips: quota {q:g}; allowed are 0.01 to 4 vCPUs, or none",
+            )
+            for q in (0.0, -1.0, 0.009, 4.1, math.inf, math.nan)
         ),
     ],
 )

@@ -33,7 +33,7 @@ class Faulty:
     """Runs like `concurrent` until its moment comes."""
 
     name = "faulty"
-    wakes, regulated, period_s = False, True, 1.0
+    wakes, regulated, period_s, probe_window_s = False, True, 1.0, 0.0
 
     def __init__(self, fault):
         self.fault = fault

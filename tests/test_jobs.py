@@ -18,12 +18,15 @@ SIBLING = np.array(PROFILE.siblings, dtype=np.int64)
 CORES = 4
 
 
-def speeds(jobs, occupancy=(0.0,) * CORES, plain=False):
+def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None):
     """Speeds, shares and pressure of ``{job index: (threads, mask, weight)}``."""
     running = np.zeros(len(JOBS), np.uint8)
     threads = np.ones(len(JOBS), np.int64)
     masks = np.zeros(len(JOBS), np.int64)
     weights = np.full(len(JOBS), NORMAL)
+    quota = np.full(len(JOBS), np.inf)
+    for job, limit in (quotas or {}).items():
+        quota[job] = limit
     for job, (count, mask, weight) in jobs.items():
         running[job], threads[job], masks[job], weights[job] = 1, count, mask, weight
     speed = np.full(len(JOBS), 9.0)
@@ -34,6 +37,7 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False):
         threads,
         masks,
         weights,
+        quota,
         SIBLING,
         np.array(occupancy, np.float64),
         PARAMS,
@@ -121,6 +125,47 @@ def test_plain_python_gives_the_same(jobs, occupancy):
         speeds(jobs, occupancy), speeds(jobs, occupancy, plain=True), strict=True
     ):
         np.testing.assert_allclose(compiled, plain, rtol=1e-12, atol=1e-12)
+
+
+limits = st.dictionaries(st.integers(0, len(JOBS) - 1), st.floats(0.01, 4.0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(placements, occupancies, limits)
+def test_a_quota_caps_cpu_time_and_progress(jobs, occupancy, quotas):
+    speed, used, _ = speeds(jobs, occupancy, quotas=quotas)
+    assert (used >= 0.0).all() and (used.sum(axis=0) <= 1.0 + 1e-9).all()
+    for job, quota in quotas.items():
+        assert used[job].sum() <= quota + 1e-9
+        # What a job gets done never takes more solo seconds than it has CPU time.
+        assert speed[job] <= quota + 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, len(JOBS) - 1),
+    st.integers(1, 8),
+    st.integers(1, 15),
+    st.floats(0.01, 4.0),
+    st.floats(0.1, 1.0),
+)
+def test_a_lone_job_slows_in_proportion_to_its_quota(job, threads, mask, quota, part):
+    alone = {job: (threads, mask, NORMAL)}
+    free, used, _ = speeds(alone)
+    wanted = used[job].sum()
+    capped, _, _ = speeds(alone, quotas={job: quota})
+    assert capped[job] == pytest.approx(free[job] * min(1.0, quota / wanted), rel=0.02)
+    less, _, _ = speeds(alone, quotas={job: part * quota})
+    assert less[job] <= capped[job] * (1.0 + 1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(placements, occupancies)
+def test_a_quota_that_is_not_reached_changes_nothing(jobs, occupancy):
+    free = speeds(jobs, occupancy)
+    roomy = speeds(jobs, occupancy, quotas=dict.fromkeys(range(len(JOBS)), float(CORES)))
+    for one, other in zip(free, roomy, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_one_thread_alone_runs_at_speed_one():

@@ -8,6 +8,7 @@ object, as the live loop holds it, and on a NumPy row, as the simulator does.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,7 @@ class Wish:
     cores: tuple[int, ...]
     weights: tuple[int, ...]
     threads: tuple[int, ...]
+    quotas: tuple[float, ...]
 
 
 def per_job(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -79,6 +81,7 @@ def wishes(service: st.SearchStrategy[int]) -> st.SearchStrategy[list[Wish]]:
         cores=per_job(st.integers(0, 15)),
         weights=per_job(st.sampled_from(Weight)),
         threads=per_job(st.sampled_from([1, 2, 4])),
+        quotas=per_job(st.sampled_from([0.01, 1.5, math.inf])),
     )
     return st.lists(one, min_size=1, max_size=10)
 
@@ -112,6 +115,7 @@ def decide(control: Any, wish: Wish) -> None:
         control.wish_cores[job] = wish.cores[job]
         control.wish_weight[job] = int(wish.weights[job])
         control.wish_threads[job] = wish.threads[job]
+        control.wish_quota[job] = wish.quotas[job]
     control.wish_service = wish.service
     regulate_service(control)
     regulate_jobs(control)
@@ -119,7 +123,8 @@ def decide(control: Any, wish: Wish) -> None:
 
 def in_force(control: Any) -> tuple[Any, ...]:
     jobs = [control.state, control.cores, control.weight, control.threads]
-    return (int(control.service), *(tuple(int(value) for value in field) for field in jobs))
+    whole = (tuple(int(value) for value in field) for field in jobs)
+    return (int(control.service), *whole, tuple(control.quota))
 
 
 def steps(scenario: Scenario, sequence: list[Wish]) -> Any:
@@ -268,6 +273,7 @@ def test_what_is_not_overruled_is_what_was_wished(scenario: Scenario, sequence: 
                 assert after.cores[job] == wish.cores[job]
             if after.state[job] in (RUNNING, PAUSED):
                 assert after.weight[job] == wish.weights[job]
+                assert after.quota[job] == wish.quotas[job]
 
 
 @given(problems, any_wishes, st.sampled_from([0.0, 0.025, 100.0]))
@@ -276,7 +282,7 @@ def test_what_is_in_force_is_never_overruled(
 ) -> None:
     for _, _, control in steps(scenario, sequence):
         kept = in_force(control)
-        again = Wish(later_s, frozenset(), kept[0], kept[1], kept[2], kept[3], kept[4])
+        again = Wish(later_s, frozenset(), *kept)
         decide(control, again)
         assert in_force(control) == kept
         assert control.overruled_reasons == 0
@@ -303,7 +309,8 @@ def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Wish]) -> Non
     for wish in rig_sequence:
         decide(plain, wish)
         rig.row["now_s"] = plain.now_s
-        for name in ("job_state", "wish_state", "wish_cores", "wish_weight", "wish_threads"):
+        wished = ("state", "cores", "weight", "threads", "quota")
+        for name in ("job_state", *(f"wish_{field}" for field in wished)):
             rig.row[name] = getattr(plain, name)
         rig.row["wish_service"] = wish.service
         kernel.apply_wish(rig.row, True)
@@ -330,6 +337,7 @@ def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
         control.wish_cores[:] = wish.cores
         control.wish_weight[:] = map(int, wish.weights)
         control.wish_threads[:] = wish.threads
+        control.wish_quota[:] = wish.quotas
         pass_through(control)
         assert control.service == (wish.service or before.service)
         assert control.overruled == control.overruled_reasons == 0
@@ -341,6 +349,7 @@ def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
             assert control.state[job] == wanted
             assert control.cores[job] == wish.cores[job]
             assert control.weight[job] == wish.weights[job]
+            assert control.quota[job] == wish.quotas[job]
             assert control.threads[job] == (
                 wish.threads[job] if was == PENDING else before.threads[job]
             )

@@ -107,6 +107,7 @@ def run_episode(
     error = ""
     try:
         policy.reset(machine.scenario)
+        machine.probe(policy.probe_window_s)
         machine.advance(float(rng.random()) * policy.period_s)
         while not machine.over:
             telemetry = machine.telemetry()

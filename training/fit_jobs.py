@@ -241,12 +241,14 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
     used = np.zeros((n_jobs, len(sibling)))
     by_state = np.zeros((n_states, n_jobs))
     cpu = np.zeros((n_states, n_jobs))
+    unlimited = np.full(n_jobs, np.inf)
     for s in range(n_states):
         job_speeds(
             running[s],
             threads[s],
             cores[s],
             weight[s],
+            unlimited,
             sibling,
             occupancy[s],
             params,

@@ -195,6 +195,7 @@ def _rates(  # type: ignore[no-untyped-def]
         threads,
         cores,
         weight,
+        np.full(n_jobs, np.inf),  # nobody set quotas
         batch_sibling,
         occupancy,
         job_params,

@@ -49,14 +49,16 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("sent_state", whole, jobs),
         ("sent_cores", whole, jobs),
         ("sent_weight", whole, jobs),
+        ("sent_quota", real, jobs),
         ("service_lands_s", real),
         ("lands_s", real, jobs),  # a start, pause or resume
-        ("move_lands_s", real, jobs),  # a change of vCPUs or weight
+        ("move_lands_s", real, jobs),  # a change of vCPUs, weight or quota
         ("api_free_s", real),
         ("true_service", whole),
         ("true_state", whole, jobs),
         ("true_cores", whole, jobs),
         ("true_weight", whole, jobs),
+        ("true_quota", real, jobs),
         # The jobs.
         ("overhead_left_s", real, jobs),
         ("work_left_s", real, jobs),
@@ -86,6 +88,17 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("service_cpu_s", real),
         ("service_wait_s", real),
         ("vcpu_busy_s", real, vcpus),
+        # What a latency probe and the CPU's event counters show a policy that asks for them.
+        ("probe_window_s", real),  # 0: nobody asks
+        ("probe_began_s", real),  # the window under way, and what it has seen
+        ("probe_weight", real, (MIXTURE,)),
+        ("probe_p95", real, (MIXTURE,)),
+        ("probe_count", whole),
+        ("probe_cpu_s", real),
+        ("probe_stretched_s", real),
+        ("stretch", real),  # cycles per instruction, relative to memcached alone
+        ("probed_p95_us", real),  # the readings
+        ("probed_cpi", real),
         # Waking a sleeping policy.
         ("until_s", real),
         ("wake_on_events", whole),

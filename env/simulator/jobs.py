@@ -10,7 +10,8 @@ answers three questions, in this order:
    the loads even out, as the kernel's load balancer does.
 2. *Who gets an overloaded vCPU?* Memcached first, except that a job of equal weight may take half;
    then the normal jobs, then the background ones. Jobs of one weight share a vCPU as sibling
-   cgroups do: in proportion to the part of each job's weight that its threads bring there.
+   cgroups do: in proportion to the part of each job's weight that its threads bring there. A job
+   with a CPU quota asks for no more than that: it runs for a part of each quota period only.
 3. *What is a share worth?* A vCPU whose SMT sibling is busy runs at ``smt`` of its solo speed, in
    proportion to how busy the sibling is, and every other job's memory traffic slows a job by
    ``1 + sensitivity x sum(pressure x vCPUs in use)``.
@@ -94,6 +95,13 @@ def _parallel_cores(job, threads, cores, job_params):
         size += mask & 1
         mask >>= 1
     return min(threads[job] * job_params[job, CORES_PER_THREAD], float(size))
+
+
+@compiled
+def _demand(job, parallel, job_params):
+    """VCPUs a job keeps busy on average (Amdahl), `parallel` of them in its parallel part."""
+    serial = job_params[job, SERIAL_FRACTION]
+    return min(parallel, 1.0 / (serial + (1.0 - serial) / max(parallel, 1.0)))
 
 
 @compiled
@@ -211,6 +219,7 @@ def job_speeds(
     threads,
     cores,
     weight,
+    quota,
     sibling,
     service_occupancy,
     job_params,
@@ -224,6 +233,7 @@ def job_speeds(
     :param threads: int64[J], threads each job was launched with.
     :param cores: int64[J], core set of each job as a bit mask.
     :param weight: int64[J], ``BACKGROUND`` or ``NORMAL`` (equal to memcached's).
+    :param quota: float64[J], most CPU time each job gets [vCPUs], inf without a limit.
     :param sibling: int64[C], SMT sibling of each vCPU or -1.
     :param service_occupancy: float64[C], fraction of each vCPU that memcached asks for.
     :param job_params: float64[J, len(JOB_FIELDS)].
@@ -240,9 +250,8 @@ def job_speeds(
         if running[job]:
             parallel = _parallel_cores(job, threads, cores, job_params)
             if parallel > 0.0:
-                serial = job_params[job, SERIAL_FRACTION]
                 # `speed` carries each job's demand until the shares are known.
-                speed[job] = min(parallel, 1.0 / (serial + (1.0 - serial) / max(parallel, 1.0)))
+                speed[job] = min(_demand(job, parallel, job_params), quota[job])
 
     for layer in (NORMAL, BACKGROUND):
         present = 0
@@ -351,8 +360,10 @@ def job_speeds(
                 (1.0 - straggling) * rest_sum + straggling * (width - 1) * rest_slowest,
             )
         demand = speed[job]
+        # The part of the time in which its quota lets it run: there it runs as it would without.
+        unthrottled = demand / _demand(job, parallel, job_params)
         serial = job_params[job, SERIAL_FRACTION]
-        seconds = serial / (serial_value * min(1.0, own))
+        seconds = serial / (serial_value * min(1.0, own / unthrottled))
         seconds += (
             (1.0 - serial)
             * job_params[job, CORES_PER_THREAD]
@@ -361,5 +372,5 @@ def job_speeds(
         )
         neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
         slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
-        speed[job] = host_params[JOB_SPEED] / (seconds * slow_down)
+        speed[job] = host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
     return pressure

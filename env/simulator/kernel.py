@@ -19,7 +19,13 @@ from env.simulator.host import MIXTURE
 from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
 from env.simulator.random import api_latency, noise
-from env.simulator.service import TAIL_SHAPE, mixture_p95, service_state, tail_fraction
+from env.simulator.service import (
+    TAIL_SHAPE,
+    mixture_p95,
+    service_state,
+    service_stretch,
+    tail_fraction,
+)
 
 callable_from_kernel(
     action.job_readiness,
@@ -64,6 +70,8 @@ CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
 # An interval breaks the SLO when more than this fraction of its requests exceeds it.
 SLOW_LIMIT = 0.05
 
+PROBES_PER_S = 1000.0
+
 TERMINATED, TRUNCATED = 1, 2
 _SOON_S = 1e-9
 _NO_BACKLOG = 1e-3  # requests
@@ -85,10 +93,11 @@ def refresh(h):
         h.equal[vcpu] = 0.0
         for job in range(n_jobs):
             if h.running[job] and (h.true_cores[job] >> vcpu) & 1:
+                most = min(1.0, h.true_quota[job])
                 if h.true_weight[job] == NORMAL:
-                    h.equal[vcpu] = 1.0
+                    h.equal[vcpu] = max(h.equal[vcpu], most)
                 else:
-                    h.background[vcpu] = 1.0
+                    h.background[vcpu] = max(h.background[vcpu], most)
     demand = h.load_qps
     _, capacity, _ = service_state(
         demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
@@ -100,8 +109,8 @@ def refresh(h):
         held = (h.true_service >> vcpu) & 1
         h.occupancy[vcpu] = held * min(1.0, demand / capacity)
     pressure = job_speeds(
-        h.running, h.threads, h.true_cores, h.true_weight, h.batch_sibling, h.occupancy,
-        h.job_params, h.host_params, h.speed, h.used,
+        h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
+        h.occupancy, h.job_params, h.host_params, h.speed, h.used,
     )  # fmt: skip
     for vcpu in range(n_vcpus):
         h.background[vcpu] = 0.0
@@ -121,6 +130,10 @@ def refresh(h):
             pressure, h.service_params,
         )  # fmt: skip
     h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.service_params[TAIL_SHAPE])
+    if h.probe_window_s > 0.0:
+        h.stretch = service_stretch(
+            h.true_service, h.sibling, h.background, h.equal, pressure, h.service_params
+        )
 
 
 @compiled
@@ -144,6 +157,8 @@ def elapse(h, step_s):
     if h.backlog > 0.0 or rate > h.capacity_qps:
         rate = h.capacity_qps
     count_requests(h, rate * step_s)
+    if h.probe_window_s > 0.0:
+        probe(h, step_s)
     h.backlog += (h.load_qps - h.capacity_qps) * step_s
     if h.backlog < _NO_BACKLOG:
         h.backlog = 0.0
@@ -177,17 +192,33 @@ def count_requests(h, count):
     """Add requests served at the present latency to the interval under way."""
     h.sent_requests += count
     h.slow_requests += count * h.slow_fraction
+    h.mix_count = mix(h.mix_weight, h.mix_p95, h.mix_count, h.p95_us, count)
+
+
+@compiled
+def mix(weights, p95s, levels, p95_us, count):
+    """Add `count` requests of a latency to a mixture of so many levels; the new number of them."""
     nearest, distance = -1, math.inf
-    for level in range(h.mix_count):
-        apart = abs(h.mix_p95[level] - h.p95_us)
+    for level in range(levels):
+        apart = abs(p95s[level] - p95_us)
         if apart < distance:
             nearest, distance = level, apart
-    if distance > 0.0 and h.mix_count < MIXTURE:
-        nearest = h.mix_count
-        h.mix_p95[nearest] = h.p95_us
-        h.mix_weight[nearest] = 0.0
-        h.mix_count += 1
-    h.mix_weight[nearest] += count
+    if distance > 0.0 and levels < MIXTURE:
+        nearest = levels
+        p95s[nearest] = p95_us
+        weights[nearest] = 0.0
+        levels += 1
+    weights[nearest] += count
+    return levels
+
+
+@compiled
+def probe(h, step_s):
+    """Let the latency probe and the CPU's event counters run on at the present rates."""
+    probes = PROBES_PER_S * step_s
+    h.probe_count = mix(h.probe_weight, h.probe_p95, h.probe_count, h.p95_us, probes)
+    h.probe_cpu_s += h.service_cpu * step_s
+    h.probe_stretched_s += h.service_cpu * h.stretch * step_s
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -249,6 +280,7 @@ def land_state(h, job):
         h.overhead_left_s[job] = h.job_params[job, LAUNCH_OVERHEAD_S]
         h.true_cores[job] = h.sent_cores[job]
         h.true_weight[job] = h.sent_weight[job]
+        h.true_quota[job] = h.sent_quota[job]
     elif was == PAUSED and now == RUNNING:
         h.work_left_s[job] += h.host_params[RESUME_COST_S]
     h.true_state[job] = now
@@ -256,7 +288,7 @@ def land_state(h, job):
 
 @compiled
 def land_move(h, job):
-    """A job's vCPUs or weight change; a container that is still starting has none yet."""
+    """A job's vCPUs, weight or quota change; a container that is still starting has none yet."""
     h.move_lands_s[job] = math.inf
     if h.true_state[job] == PENDING:
         return
@@ -264,6 +296,7 @@ def land_move(h, job):
         h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
     h.true_cores[job] = h.sent_cores[job]
     h.true_weight[job] = h.sent_weight[job]
+    h.true_quota[job] = h.sent_quota[job]
 
 
 @compiled
@@ -362,6 +395,35 @@ def sense(h):
     for job in range(h.job_state.shape[0]):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
+    if h.probe_window_s > 0.0:
+        read_probe(h)
+
+
+@compiled
+def read_probe(h):
+    """
+    Read p95 and cycles per instruction over a window that has passed, and begin the next one.
+
+    Between two windows the last reading stands. The first reading comes at once, as if the probe
+    had been running before the loop.
+    """
+    window_s = h.now_s - h.probe_began_s
+    if window_s < h.probe_window_s - _SOON_S and h.probed_p95_us > 0.0:
+        return
+    shape = h.service_params[TAIL_SHAPE]
+    p95_us, stretch = h.p95_us, h.stretch
+    if h.probe_count > 0:
+        p95_us = mixture_p95(h.probe_weight, h.probe_p95, h.probe_count, shape)
+        stretch = h.probe_stretched_s / h.probe_cpu_s
+    # A sample's quantile scatters by sqrt(q (1 - q) / n) / density; the density of the
+    # log-logistic tail at its p95 is 0.0475 x shape / p95.
+    probes = PROBES_PER_S * max(window_s, h.probe_window_s)
+    h.probed_p95_us = p95_us * math.exp(noise(h) / (shape * math.sqrt(0.0475 * probes)))
+    h.probed_cpi = stretch * max(0.0, 1.0 + h.host_params[SENSOR_NOISE] * noise(h))
+    h.probe_began_s = h.now_s
+    h.probe_count = 0
+    h.probe_cpu_s = 0.0
+    h.probe_stretched_s = 0.0
 
 
 @compiled
@@ -369,7 +431,7 @@ def send(h):
     """
     Send the regulated allocation to the actuator: only what differs from what was sent before.
 
-    vCPU sets and weights are written directly; starting, pausing and resuming are calls to
+    vCPU sets, weights and quotas are written directly; starting, pausing and resuming are calls to
     Docker, one after another.
     """
     host = h.host_params
@@ -392,12 +454,14 @@ def send(h):
             h.lands_s[job] = h.api_free_s
         if before != PENDING:
             moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
-            if moved or weighed:
-                h.actuations += int(moved) + int(weighed)
+            limited = h.quota[job] != h.sent_quota[job]
+            if moved or weighed or limited:
+                h.actuations += int(moved) + int(weighed) + int(limited)
                 h.move_lands_s[job] = h.now_s + host[FAST_LATENCY_S]
         h.sent_state[job] = after
         h.sent_cores[job] = h.cores[job]
         h.sent_weight[job] = h.weight[job]
+        h.sent_quota[job] = h.quota[job]
 
 
 @compiled

@@ -153,12 +153,15 @@ class EpisodeFactory:
             sent_service=values["service"],
             sent_cores=values["cores"],
             sent_weight=values["weight"],
+            sent_quota=values["quota"],
             service_lands_s=math.inf,
             lands_s=[math.inf] * n_jobs,
             move_lands_s=[math.inf] * n_jobs,
             true_service=values["service"],
             true_cores=values["cores"],
             true_weight=values["weight"],
+            true_quota=values["quota"],
+            stretch=1.0,
             start_s=[math.inf] * n_jobs,
             end_s=[math.inf] * n_jobs,
         )
@@ -228,6 +231,16 @@ class SimulatedMachine:
         self._targets = np.ascontiguousarray(targets, dtype=np.float64)[None, :]
         kernel.start_episode_at(self._hosts, 0, self._targets[0])
 
+    def probe(self, window_s: float) -> None:
+        """
+        Show p95 and cycles per instruction from now on, until the episode ends.
+
+        :param window_s: what a reading covers at least; a slower reader's covers all since his
+            last one
+        """
+        self._row["probe_window_s"] = window_s
+        self._row["probe_began_s"] = self._row["now_s"]
+
     # --- for edit policies ---
 
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
@@ -252,6 +265,7 @@ class SimulatedMachine:
     def telemetry(self) -> Telemetry:
         """What the machine shows now."""
         row, names = self._row, self.scenario.job_names
+        probed = row["probe_window_s"] > 0.0
         states, cpu_s = row["job_state"].tolist(), row["job_cpu_s"].tolist()
         return Telemetry(
             time_s=float(row["now_s"]),
@@ -261,6 +275,8 @@ class SimulatedMachine:
                 run_delay_s=float(row["service_wait_s"]),
                 qps=float(row["qps"]),
                 cpu_cores=float(row["cpu_cores"]),
+                p95_us=float(row["probed_p95_us"]) if probed else None,
+                cpi=float(row["probed_cpi"]) if probed else None,
             ),
             vcpu_busy_s=tuple(row["vcpu_busy_s"].tolist()),
             jobs={

@@ -183,6 +183,35 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
 
 
 @compiled
+def service_stretch(cores_mask, sibling, background, equal, pressure, params):
+    """How much longer memcached's instructions take than without batch work.
+
+    SMT siblings and the memory system stretch its cycles per instruction; time that others get
+    on its vCPUs does not, as it counts no cycles there.
+
+    :param cores_mask: memcached's vCPUs (bit mask, not empty).
+    :param sibling: SMT sibling of each vCPU, or -1.
+    :param background: busy fraction of each vCPU by background batch work.
+    :param equal: the same by batch work of memcached's weight.
+    :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
+    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :return: the factor, 1 without batch work.
+    """
+    cores = 0
+    elsewhere = 0.0
+    pace = 0.0
+    for c in range(len(sibling)):
+        if (cores_mask >> c) & 1:
+            cores += 1
+            speed, share = own_speed(c, sibling, background, equal, params)
+            pace += speed / share
+        else:
+            elsewhere += min(background[c] + equal[c], 1.0)
+    memory = 1.0 + params[BATCH_LATENCY] * elsewhere + params[PRESSURE_LATENCY] * pressure
+    return memory * cores / pace
+
+
+@compiled
 def tail_fraction(limit_us, p95_us, shape):
     """Fraction of requests slower than a limit, from a log-logistic tail through the p95.
 
