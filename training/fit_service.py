@@ -39,6 +39,7 @@ from env.simulator.service import (
     mixture_p95,
     service_state,
 )
+from training.curves import knee_qps
 from training.fit_jobs import JOBS, SIBLINGS
 from training.tables import VCPUS, Remark, RunTrace, read_runs, read_table
 
@@ -60,7 +61,6 @@ BOOTSTRAPS = 8
 LEAST_SPREAD = 0.02  # no parameter is better known than that from one year's VMs
 RUNS_PER_GROUP = 22  # evenly chosen; no group of 2025 has more
 STATES = 512  # at most, in one interval
-CLEAR_KNEE = 1.6  # a plateau this much over the calm level; two fast vCPUs stay under it
 
 
 class Prior(NamedTuple):
@@ -344,7 +344,7 @@ def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
         table = table[~hit]
     table = table.sort_values(["repo", "path", "rep", "target_qps"], kind="stable")
     table = table.reset_index(drop=True)
-    vm = [_scan_vm(repo, path) for repo, path in zip(table["repo"], table["path"], strict=True)]
+    vm = [scan_vm(repo, path) for repo, path in zip(table["repo"], table["path"], strict=True)]
     names = tuple(sorted(set(vm)))
     saturated = []
     capacity = []
@@ -366,7 +366,8 @@ def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
     )
 
 
-def _scan_vm(repo: str, path: str) -> str:
+def scan_vm(repo: str, path: str) -> str:
+    """Which VM a scan ran on, named by repository and letter."""
     for name, pattern, vm in SCAN_VMS:
         if repo == name and re.search(pattern, path):
             return f"{repo} {vm}"
@@ -828,27 +829,6 @@ def lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatAr
     key = np.rint(held / whole).astype(int) * 1000 + (intervals.qps // 10_000).astype(int)
     medians = pd.Series(intervals.p95_us[train]).groupby(key[train]).median()
     return medians.reindex(key[test]).to_numpy(np.float64)
-
-
-def knee_qps(qps: FloatArray, p95_us: FloatArray) -> float:
-    """Load at which p95 is half-way, in logarithms, from its calm level to its plateau.
-
-    :param qps: loads in rising order.
-    :param p95_us: p95 at each; its calm level is that at a quarter of the largest load.
-    :return: the load, NaN where the curve has no clear knee.
-    """
-    calm = float(np.interp(0.25 * qps[-1], qps, p95_us))
-    plateau = float(np.median(p95_us[-4:]))
-    if plateau < CLEAR_KNEE * calm:
-        return float("nan")
-    level = (calm * plateau) ** 0.5
-    above = p95_us >= level
-    stays = np.flatnonzero(above[1:] & np.append(above[2:], True) & ~above[:-1])
-    if not len(stays):
-        return float("nan")
-    k = int(stays[0])
-    part = (level - p95_us[k]) / (p95_us[k + 1] - p95_us[k])
-    return float(qps[k] + part * (qps[k + 1] - qps[k]))
 
 
 def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) -> dict[str, float]:
