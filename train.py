@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from env.commandline import OneLineParser, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
-from training.evaluate import OneLineParser, whole_number
 from training.recipe import load_recipe
 
 

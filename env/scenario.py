@@ -193,11 +193,16 @@ class Delays(_Part):
 
 
 class Scenario(_Part):
-    """Everything that defines one colocation problem."""
+    """
+    Everything that defines one colocation problem.
+
+    `profile` is a shipped profile's name or a YAML file; `load_scenario` finds a file beside the
+    scenario's own.
+    """
 
     name: Name
     description: str
-    profile: Name
+    profile: str
     machine: Machine
     service: Service
     jobs: tuple[Job, ...] = Field(min_length=1, max_length=32)
@@ -225,9 +230,6 @@ class Scenario(_Part):
                     f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
                     f"{self.machine.memory_mib}"
                 )
-        known = profile_names()
-        if self.profile not in known:
-            raise ValueError(f"profile: unknown profile {self.profile}; known: {', '.join(known)}")
         fitted = profile_jobs(self.profile)
         for name in names:
             if name not in fitted:
@@ -264,10 +266,37 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml"))
 
 
-@functools.cache
 def profile_jobs(profile: str) -> tuple[str, ...]:
-    """The jobs a shipped profile has parameters for."""
-    text = (PROFILE_FOLDER / f"{profile}.yaml").read_text(encoding="utf-8")
+    """
+    The jobs a profile has parameters for.
+
+    :param profile: a shipped profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    path = Path(profile)
+    if not is_profile_file(profile):
+        path = PROFILE_FOLDER / f"{profile}.yaml"
+        known = profile_names()
+        if profile not in known:
+            raise ValueError(
+                f"profile: unknown profile {profile}; known: {', '.join(known)} (or a YAML file)"
+            )
+    try:
+        return _jobs_in(path, path.stat().st_mtime_ns)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"profile: {path}: cannot be read as a profile ({type(error).__name__})"
+        ) from error
+
+
+def is_profile_file(profile: str) -> bool:
+    """Whether a scenario's `profile` is a file, not a shipped profile's name."""
+    return Path(profile).suffix in (".yaml", ".yml")
+
+
+@functools.cache
+def _jobs_in(path: Path, changed_ns: int) -> tuple[str, ...]:
+    text = path.read_text(encoding="utf-8")
     return tuple(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["jobs"])
 
 
@@ -293,6 +322,8 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise InputError(f"{path}: not valid YAML{line}") from error
+    if isinstance(content, dict) and is_profile_file(str(content.get("profile", ""))):
+        content["profile"] = str(path.parent / content["profile"])
     return _validated(path, content)
 
 

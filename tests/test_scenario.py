@@ -12,7 +12,14 @@ import pytest
 import yaml
 
 from env.errors import InputError, exit_on_bad_input
-from env.scenario import SCENARIO_FOLDER, Scenario, load_scenario, profile_names, scenario_names
+from env.scenario import (
+    PROFILE_FOLDER,
+    SCENARIO_FOLDER,
+    Scenario,
+    load_scenario,
+    profile_names,
+    scenario_names,
+)
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import HOST_FIELDS
 
@@ -128,6 +135,14 @@ def test_given_delays_replace_the_measured_ones(scenario: Scenario) -> None:
     assert hosts["slow"] == hosts["usual"]
 
 
+def test_a_profile_may_be_a_file_beside_the_scenario(tmp_path: Path, scenario: Scenario) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text((PROFILE_FOLDER / f"{scenario.profile}.yaml").read_text())
+    moved = load_scenario(write(tmp_path, lambda c: c.update(profile="mine.yaml")))
+    assert moved.profile == str(own)
+    assert EpisodeFactory(moved).profile == EpisodeFactory(scenario).profile
+
+
 # --- mistakes ---------------------------------------------------------------------------------
 
 MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
@@ -142,6 +157,10 @@ MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("job twice", put_job(6, "name", "radix"), ("jobs", "radix", "twice")),
     ("unknown profile", lambda c: c.update(profile="cca-1999"),
      ("profile", "cca-1999", "cca-2025", "cca-2024")),
+    ("profile that is not there", lambda c: c.update(profile="nowhere.yaml"),
+     ("profile", "nowhere.yaml", "cannot be read")),
+    ("profile that is none", lambda c: c.update(profile="scenario.yaml"),
+     ("profile", "scenario.yaml", "unknown job")),
     ("no threads", put_job(0, "threads", [0, 1]), ("jobs.0.threads.0", "greater than 0")),
     ("empty threads", put_job(0, "threads", []), ("jobs.0.threads", "at least 1")),
     ("unsorted threads", put_job(0, "threads", [2, 1]), ("jobs.0", "threads", "rising")),

@@ -18,17 +18,18 @@ from rich.console import Console
 from rich.progress import track
 
 import agents
+from env.commandline import OneLineParser, number, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile
-from training.commandline import OneLineParser, number, read_profile, whole_number
+from training.commandline import read_profile
 from training.episodes import Run, Start, repeats_of, run_episode, starts_from
 from training.recording import Recorder
 from training.report import profile_report, report, require_writable, show, write_json
 
-__all__ = ["OneLineParser", "Start", "run_episode", "whole_number"]
+__all__ = ["Start", "run_episode"]
 
 
 def parser() -> OneLineParser:

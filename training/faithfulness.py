@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 import agents
+from env.commandline import OneLineParser, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
-from training.commandline import OneLineParser, read_profile, whole_number
+from training.commandline import read_profile
 from training.episodes import repeats_of, run_episodes
 from training.report import mean_and_ci95, profile_report, require_writable, write_json
 

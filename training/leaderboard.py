@@ -24,10 +24,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 import agents
+from env.commandline import OneLineParser, number, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
-from training.commandline import OneLineParser, number, read_profile, whole_number
+from training.commandline import read_profile
 from training.episodes import run_episodes, starts_from
 from training.plots import PALETTE
 from training.report import (

@@ -12,15 +12,16 @@ The module stays free of numba: the live agent imports it, the simulator compile
 
 from __future__ import annotations
 
-import argparse
 import math
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from env.commandline import OneLineParser, whole_number
 
 # minstd_rand0 of C++11: x <- 16807 x mod 2^31 - 1 (Park & Miller, 1988).
 MULTIPLIER = 16_807
@@ -203,32 +204,20 @@ def trace_seeds(entropy: int, count: int, purpose: Purpose) -> list[int]:
     return list(seeds)
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Print mcperf's targets, one per line.
 
     :param argv: command line, the process's own if none is given
     """
-    parser = _OneLineParser(
+    parser = OneLineParser(
         prog="python -m env.simulator.load",
         description="Print the targets [queries/s] of mcperf's dynamic load, one per line.",
     )
     add = parser.add_argument
-    add("--seed", type=_whole_number, required=True, help="mcperf's --qps_seed, not 0")
-    add("--qps-min", type=_whole_number, default=5_000, help="smallest target (%(default)s)")
-    add("--qps-max", type=_whole_number, default=180_000, help="largest target (%(default)s)")
-    add("--count", type=_whole_number, default=180, help="number of intervals (%(default)s)")
+    add("--seed", type=whole_number(1), required=True, help="mcperf's --qps_seed, not 0")
+    add("--qps-min", type=whole_number(1), default=5_000, help="smallest target (%(default)s)")
+    add("--qps-max", type=whole_number(1), default=180_000, help="largest target (%(default)s)")
+    add("--count", type=whole_number(1), default=180, help="number of intervals (%(default)s)")
     args = parser.parse_args(argv)
     try:
         targets = dynamic_targets(args.seed, args.qps_min, args.qps_max, args.count)

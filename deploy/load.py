@@ -1,0 +1,193 @@
+r"""
+A load for memcached that jumps as mcperf's dynamic load does, and its p95 in every interval.
+
+    python -m deploy.load --memcached 127.0.0.1:11211 --trace-seed 2333 \
+        --qps-min 5000 --qps-max 120000 --interval 2 --duration 60
+    python -m deploy.load --memcached 127.0.0.1:11211 --scan 5000:120000:5000 --interval 2
+
+The targets are exactly mcperf's (`--qps_seed`). Requests come from `deploy.generator`, latencies
+from `deploy.probe`, both on one vCPU (the last one) with real-time priority. Output has mcperf's
+columns; a row is printed when its interval has ended and its last request was answered. What the
+client itself did (its CPU, its own delays) goes to standard error at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from deploy import mcperf, realtime
+from deploy.generator import COUNT
+from deploy.keys import load_records
+from deploy.probe import LIMIT_S, RATE_QPS, Probe
+from env.commandline import OneLineParser, address, number, whole_number
+from env.errors import InputError, exit_on_bad_input
+from env.simulator.load import LoadTrace
+
+WARM_UP_S = 0.5
+"""From the first probed request to the first interval: both processes have started by then."""
+
+
+class Client:
+    """
+    The two processes that load and probe memcached along a trace.
+
+    :param host: memcached's address
+    :param port: memcached's address
+    :param trace: the load; the probe's requests are part of it
+    :param cpu: the vCPU of both
+    """
+
+    def __init__(self, host: str, port: int, trace: LoadTrace, cpu: int):
+        self.trace = trace
+        self.probe = Probe(host, port, cpu, keep_s=trace.interval_s + 4 * LIMIT_S)
+        self.start_s = time.monotonic() + WARM_UP_S
+        rates = [max(1, target - round(RATE_QPS)) for target in trace.targets]
+        options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
+        options += ["--start", repr(self.start_s), "--interval", repr(trace.interval_s)]
+        self.generator = subprocess.Popen(
+            [sys.executable, "-m", "deploy.generator", *options, *map(str, rates)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self.late_ticks: list[float] = []
+        self.cpu_s = 0.0
+
+    def row(self, index: int) -> str:
+        """
+        Wait for an interval's end.
+
+        :param index: which, in order
+        :return: its row
+        :raises InputError: if one of the processes has ended
+        """
+        start_s = self.start_s + index * self.trace.interval_s
+        end_s = start_s + self.trace.interval_s
+        while self.probe.known_until_s < end_s and time.monotonic() < end_s + 2 * LIMIT_S:
+            select.select([self.probe.file], [], [], LIMIT_S)
+            if not self.probe.poll():
+                raise InputError("the probe has ended; its message is above")
+            time.sleep(0.02)  # records come one by one; a few at a time will do
+        latencies_us = [1e6 * late_s for late_s in self.probe.between(start_s, end_s)]
+        assert self.generator.stdout is not None
+        counted = self.generator.stdout.read(COUNT.size)
+        if len(counted) < COUNT.size:
+            raise InputError("the load generator has ended; its message is above")
+        _, answered, late, self.cpu_s = COUNT.unpack(counted)
+        self.late_ticks.append(late)
+        probed = sum(late_us < 1e6 * LIMIT_S for late_us in latencies_us)
+        epoch_s = time.time() - time.monotonic()
+        return mcperf.format_row(
+            latencies_us,
+            (answered + probed) / self.trace.interval_s,
+            self.trace.targets[index],
+            epoch_s + start_s,
+            epoch_s + end_s,
+        )
+
+    def stop(self) -> None:
+        """End both processes."""
+        self.probe.stop()
+        self.generator.kill()
+        self.generator.wait()
+
+
+def serve(client: Client) -> None:
+    """
+    Print mcperf's output as the run goes on.
+
+    :param client: a running one
+    """
+    epoch_s = time.time() - time.monotonic()
+    print(f"Timestamp start: {round(1000 * (epoch_s + client.start_s))}")
+    print(mcperf.HEADER, flush=True)
+    served = 0.0
+    for index in range(len(client.trace.targets)):
+        row = client.row(index)
+        print(row, flush=True)
+        served += mcperf.read_rows([mcperf.HEADER, row])[0].qps
+    print(f"Timestamp end: {round(1000 * time.time())}")
+    print(f"Total QPS = {served / len(client.trace.targets):.1f}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m deploy.load", description="Load memcached as mcperf's dynamic load does."
+    )
+    add = line.add_argument
+    add("--memcached", type=address, required=True, help="where it listens, HOST:PORT")
+    what = line.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trace-seed", type=whole_number(1), help="mcperf's --qps_seed")
+    what.add_argument("--scan", metavar="A:B:STEP", help="rise from A to B requests/s instead")
+    add("--qps-min", type=whole_number(1), default=5_000, help="smallest target (%(default)s)")
+    add("--qps-max", type=whole_number(1), default=100_000, help="largest target (%(default)s)")
+    add("--interval", type=number(0.1), default=10.0, help="length of a step [s] (%(default)g)")
+    add("--duration", type=number(0.1), default=60.0, help="length of the run [s] (%(default)g)")
+    add("--cpu", type=whole_number(0), default=realtime.last_cpu(), help="vCPU to run on (last)")
+    return line
+
+
+def trace_of(arguments: argparse.Namespace) -> LoadTrace:
+    """
+    The trace that the command line asks for.
+
+    :param arguments: what `parser` read
+    :raises InputError: if it is none
+    """
+    try:
+        if arguments.scan is None:
+            return LoadTrace.dynamic(
+                arguments.trace_seed,
+                arguments.interval,
+                arguments.qps_min,
+                arguments.qps_max,
+                arguments.duration,
+            )
+        start, stop, step = (int(word) for word in arguments.scan.split(":"))
+        return LoadTrace.scan(start, stop, step, arguments.interval)
+    except ValueError as error:
+        what = "--scan wants A:B:STEP" if arguments.scan else "the load"
+        raise InputError(f"{what}: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Load memcached from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with exit_on_bad_input():
+        trace = trace_of(arguments)
+        if arguments.cpu not in os.sched_getaffinity(0):
+            raise InputError(f"--cpu: vCPU {arguments.cpu} does not exist or may not be used")
+        host, port = arguments.memcached
+        load_records(host, port)
+        if arguments.scan is None:
+            targets = ", ".join(map(str, trace.targets))
+            print(f"Total number of intervals = {len(trace.targets)} ({targets})", flush=True)
+        client = Client(host, port, trace, arguments.cpu)
+        try:
+            serve(client)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        finally:
+            client.stop()
+    length_s = len(trace.targets) * trace.interval_s
+    print(
+        f"client: generator {100 * client.cpu_s / length_s:.1f} % of vCPU {arguments.cpu}; "
+        f"{100 * max(client.late_ticks):.2f} % of ticks more than 1 ms late in the worst interval",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

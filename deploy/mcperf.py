@@ -1,0 +1,108 @@
+"""
+mcperf's output: one `read` row per measurement interval, latencies in microseconds.
+
+Our own load prints the same columns, so that either can feed a run.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+PERCENTILES = {
+    "p5": 5.0,
+    "p10": 10.0,
+    "p50": 50.0,
+    "p67": 67.0,
+    "p75": 75.0,
+    "p80": 80.0,
+    "p85": 85.0,
+    "p90": 90.0,
+    "p95": 95.0,
+    "p99": 99.0,
+    "p999": 99.9,
+    "p9999": 99.99,
+}
+COLUMNS = ("avg", "std", "min", *PERCENTILES, "QPS", "target", "ts_start", "ts_end")
+HEADER = " ".join(("#type", *COLUMNS))
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    One measurement interval.
+
+    :param p95_us: 95th percentile of the latency
+    :param qps: requests answered per second
+    :param target_qps: requests asked for per second
+    :param start_s: when it started, seconds of the epoch; NaN where the output does not say
+    :param end_s: when it ended
+    """
+
+    p95_us: float
+    qps: float
+    target_qps: float
+    start_s: float = math.nan
+    end_s: float = math.nan
+
+
+def format_row(
+    latencies_us: Sequence[float], qps: float, target_qps: int, start_s: float, end_s: float
+) -> str:
+    """
+    A `read` row.
+
+    :param latencies_us: every measured latency of the interval
+    :param qps: requests answered per second
+    :param target_qps: requests asked for per second
+    :param start_s: when the interval started, seconds of the epoch
+    :param end_s: when it ended
+    """
+    ordered = sorted(latencies_us) or [0.0]
+    average = math.fsum(ordered) / len(ordered)
+    deviation = math.sqrt(math.fsum((one - average) ** 2 for one in ordered) / len(ordered))
+    values = [average, deviation, ordered[0]]
+    values += [percentile(ordered, rank) for rank in PERCENTILES.values()]
+    words = [f"{value:.1f}" for value in (*values, qps)]
+    stamps = [str(round(1000 * moment)) for moment in (start_s, end_s)]
+    return " ".join(("read", *words, str(target_qps), *stamps))
+
+
+def percentile(ordered: Sequence[float], rank: float) -> float:
+    """
+    The smallest value that `rank` percent of the values do not exceed.
+
+    :param ordered: values in rising order, at least one
+    :param rank: 0 to 100
+    """
+    return ordered[max(0, math.ceil(len(ordered) * rank / 100.0) - 1)]
+
+
+def read_rows(lines: Iterable[str]) -> list[Row]:
+    """
+    The rows of mcperf's output, of a dynamic run or of a scan.
+
+    :param lines: the output so far; what is no complete row of numbers is left out
+    """
+    columns: Sequence[str] = ()
+    rows = []
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["#type"]:
+            columns = words[1:]
+        elif words[:1] == ["read"] and len(words) == len(columns) + 1:
+            try:
+                values = {name: float(word) for name, word in zip(columns, words[1:], strict=True)}
+                rows.append(_row(values))
+            except (KeyError, ValueError):
+                continue
+    return rows
+
+
+def _row(values: dict[str, float]) -> Row:
+    return Row(
+        p95_us=values["p95"],
+        qps=values["QPS"],
+        target_qps=values["target"],
+        start_s=values.get("ts_start", math.nan) / 1e3,
+        end_s=values.get("ts_end", math.nan) / 1e3,
+    )

@@ -1,0 +1,277 @@
+"""
+A latency probe: about 1000 GETs a second on a connection of its own, from a process of its own.
+
+A latency counts from the moment the request was due, whether or not it could be sent then; what
+is not answered within `LIMIT_S` counts as that late. So a stall is seen at its full length, where
+counting from the actual send would hide it (coordinated omission). Requests are due at random
+moments, so that the probe falls into step with nothing.
+
+    python -m deploy.probe --memcached 127.0.0.1:11211
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import random
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy import realtime
+from deploy.keys import ANSWERED, RECORDS, get_request
+from deploy.mcperf import percentile
+from env.commandline import OneLineParser, address
+from env.errors import exit_on_bad_input
+
+RATE_QPS = 1000.0
+LIMIT_S = 0.25
+RETRY_S = 0.02
+
+PRIORITY = 3
+"""Above the load generator's: it shares the vCPU and must not delay the probe's clock."""
+
+RECORD = struct.Struct("dd")
+"""When a request was due, on the monotonic clock [s], and its latency [s]."""
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What a window of the probe shows [µs], and how many requests were due in it."""
+
+    p50_us: float
+    p95_us: float
+    p99_us: float
+    count: int
+
+
+class Probe:
+    """
+    A running probe, as seen by the process that started it.
+
+    :param host: memcached's address
+    :param port: memcached's address
+    :param cpu: the vCPU the probe runs on, with real-time priority
+    :param keep_s: how long its records are kept [s]
+    """
+
+    def __init__(self, host: str, port: int, cpu: int, keep_s: float = 1.0):
+        self.keep_s = keep_s
+        self._records: deque[tuple[float, float]] = deque()
+        self._rest = b""
+        options = ["--raw", "--memcached", f"{host}:{port}", "--cpu", str(cpu)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.probe", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        self.file = self.process.stdout.fileno()
+        os.set_blocking(self.file, False)
+
+    def poll(self) -> bool:
+        """
+        Take in what the probe has measured; never waits.
+
+        :return: False once the probe has ended
+        """
+        alive = True
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self.file, 65536):
+                self._rest += part
+            alive = False
+        whole = len(self._rest) - len(self._rest) % RECORD.size
+        self._records.extend(RECORD.iter_unpack(self._rest[:whole]))
+        self._rest = self._rest[whole:]
+        forgotten_s = time.monotonic() - self.keep_s
+        while self._records and self._records[0][0] < forgotten_s:
+            self._records.popleft()
+        return alive
+
+    @property
+    def known_until_s(self) -> float:
+        """Every request due before this moment was answered or counted as late [monotonic s]."""
+        return self._records[-1][0] if self._records else 0.0
+
+    def between(self, start_s: float, end_s: float) -> list[float]:
+        """
+        Latencies of the requests that were due in a stretch of time [s].
+
+        :param start_s: on the monotonic clock
+        :param end_s: on the monotonic clock
+        """
+        return [late_s for due_s, late_s in self._records if start_s <= due_s < end_s]
+
+    def latencies(self) -> Latencies | None:
+        """What the records that are kept show; None before the first."""
+        ordered = sorted(late_s for _, late_s in self._records)
+        if not ordered:
+            return None
+        p50, p95, p99 = (1e6 * percentile(ordered, rank) for rank in (50.0, 95.0, 99.0))
+        return Latencies(p50, p95, p99, len(ordered))
+
+    def stop(self) -> None:
+        """End the probe."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class _Prober:
+    """
+    The probing process's loop.
+
+    :param host: memcached's address
+    :param port: memcached's address
+    """
+
+    def __init__(self, host: str, port: int):
+        self._address = (host, port)
+        self._socket: socket.socket | None = None
+        self._retry_at_s = 0.0
+        self._rest = b""
+        # When the unanswered requests were due; the first `_late` of them count as late already.
+        self._waiting: deque[float] = deque()
+        self._late = 0
+        self._out = bytearray()
+
+    def run(self) -> None:
+        """Probe until nobody reads the records, or the parent has gone."""
+        parent = os.getppid()
+        os.set_blocking(sys.stdout.fileno(), False)
+        due_s = time.monotonic()
+        while os.getppid() == parent:
+            due_s += random.expovariate(RATE_QPS)
+            while (left_s := due_s - time.monotonic()) > 0:
+                self._receive(left_s)
+            self._send(due_s)
+            self._count_late()
+            self._hand_over()
+
+    def _send(self, due_s: float) -> None:
+        if self._socket is None:
+            self._connect()
+        self._waiting.append(due_s)
+        if self._socket is None:
+            self._lose()
+            return
+        try:
+            self._socket.send(get_request(random.randrange(RECORDS)))
+        except OSError:
+            self._lose()
+
+    def _receive(self, left_s: float) -> None:
+        """Wait for an answer, or for time to pass."""
+        if self._socket is None or not self._waiting:
+            time.sleep(left_s)
+            return
+        if not select.select([self._socket], [], [], left_s)[0]:
+            return
+        try:
+            part = self._socket.recv(65536)
+        except OSError:
+            part = b""
+        now_s = time.monotonic()
+        if not part:
+            self._lose()
+            return
+        *answers, self._rest = (self._rest + part).split(ANSWERED)
+        for _ in answers[: len(self._waiting)]:
+            due_s = self._waiting.popleft()
+            if self._late:
+                self._late -= 1
+            else:
+                self._report(due_s, min(now_s - due_s, LIMIT_S))
+
+    def _count_late(self) -> None:
+        now_s = time.monotonic()
+        while self._late < len(self._waiting) and now_s - self._waiting[self._late] > LIMIT_S:
+            self._report(self._waiting[self._late], LIMIT_S)
+            self._late += 1
+
+    def _lose(self) -> None:
+        """The connection has gone: no answer to what was sent will come."""
+        for due_s in list(self._waiting)[self._late :]:
+            self._report(due_s, LIMIT_S)
+        self._waiting.clear()
+        self._late, self._rest = 0, b""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connect(self) -> None:
+        if time.monotonic() < self._retry_at_s:
+            return
+        self._retry_at_s = time.monotonic() + RETRY_S
+        with contextlib.suppress(OSError):
+            self._socket = socket.create_connection(self._address, LIMIT_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setblocking(False)
+
+    def _report(self, due_s: float, late_s: float) -> None:
+        self._out += RECORD.pack(due_s, late_s)
+
+    def _hand_over(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._out:
+                del self._out[: os.write(sys.stdout.fileno(), self._out)]
+
+
+def show(probe: Probe) -> None:
+    """
+    Print a line each second until interrupted.
+
+    :param probe: a running one
+    """
+    print("p50_us p95_us p99_us requests")
+    while select.select([], [], [], 1.0) and probe.poll():
+        seen = probe.latencies()
+        if seen is not None:
+            print(f"{seen.p50_us:.0f} {seen.p95_us:.0f} {seen.p99_us:.0f} {seen.count}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(prog="python -m deploy.probe", description="Measure memcached's latency.")
+    add = line.add_argument
+    add("--memcached", type=address, required=True, help="where it listens, HOST:PORT")
+    add("--cpu", type=int, default=realtime.last_cpu(), help="the vCPU to run on (%(default)s)")
+    add("--raw", action="store_true", help="write binary records (due, latency) for a program")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Probe from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    host, port = arguments.memcached
+    if not arguments.raw:
+        with exit_on_bad_input(), contextlib.suppress(KeyboardInterrupt):
+            probe = Probe(host, port, arguments.cpu)
+            try:
+                show(probe)
+            finally:
+                probe.stop()
+        return
+    complaint = realtime.hold(arguments.cpu, PRIORITY)
+    if complaint:
+        print(f"coretide: probe: {complaint}", file=sys.stderr)
+    gc.disable()  # nothing here makes cycles, and a collection would be a pause
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        _Prober(host, port).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What all command lines share: errors on one line, numbers within limits, addresses."""
+
+import argparse
+import math
+from typing import Any, NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A command line whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def whole_number(low: int, high: int | None = None) -> Any:
+    """
+    A converter for whole numbers within limits.
+
+    :param low: smallest allowed
+    :param high: largest allowed
+    """
+
+    def convert(text: str) -> int:
+        allowed = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, not {text!r}")
+        return value
+
+    return convert
+
+
+def number(low: float) -> Any:
+    """
+    A converter for numbers.
+
+    :param low: smallest allowed
+    """
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value >= low):
+            raise argparse.ArgumentTypeError(f"must be a number of at least {low:g}, not {text!r}")
+        return value
+
+    return convert
+
+
+def address(text: str) -> tuple[str, int]:
+    """
+    Convert `HOST:PORT`.
+
+    :param text: what the command line has
+    :raises argparse.ArgumentTypeError: if it is no address
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
+    return host.strip("[]"), int(port)
