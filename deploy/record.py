@@ -147,7 +147,8 @@ class Recorder:
         for name, job in telemetry.jobs.items():
             placed = allocation.jobs[name]
             row += [job.state.name.lower(), f"{job.cpu_s:.4f}", _listed(placed.cores)]
-            row += [placed.weight.name.lower(), str(placed.threads)]
+            quota = "" if placed.quota is None else f"{placed.quota:.3f}"
+            row += [placed.weight.name.lower(), str(placed.threads), quota]
         self._samples.append(",".join(row))
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ def _columns(scenario: Scenario) -> Iterator[str]:
     yield from ("time_s", "qps", "cpu_cores", "run_delay_s", "p95_us", "service_cores")
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
-        for field in ("state", "cpu_s", "cores", "weight", "threads"):
+        for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):
             yield f"{name}_{field}"
 
 

@@ -283,7 +283,14 @@ def profile_jobs(profile: str) -> tuple[str, ...]:
             )
     try:
         return _jobs_in(path, path.stat().st_mtime_ns)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
+    except (
+        OSError,
+        UnicodeDecodeError,
+        yaml.YAMLError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ) as error:
         raise ValueError(
             f"profile: {path}: cannot be read as a profile ({type(error).__name__})"
         ) from error
@@ -297,7 +304,8 @@ def is_profile_file(profile: str) -> bool:
 @functools.cache
 def _jobs_in(path: Path, changed_ns: int) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8")
-    return tuple(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["jobs"])
+    content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return tuple(content["jobs"].keys())
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:

@@ -136,9 +136,9 @@ def test_given_delays_replace_the_measured_ones(scenario: Scenario) -> None:
 
 
 def test_a_profile_may_be_a_file_beside_the_scenario(tmp_path: Path, scenario: Scenario) -> None:
-    own = tmp_path / "mine.yaml"
+    own = tmp_path / "profile.yaml"
     own.write_text((PROFILE_FOLDER / f"{scenario.profile}.yaml").read_text())
-    moved = load_scenario(write(tmp_path, lambda c: c.update(profile="mine.yaml")))
+    moved = load_scenario(write(tmp_path, lambda c: c.update(profile="profile.yaml")))
     assert moved.profile == str(own)
     assert EpisodeFactory(moved).profile == EpisodeFactory(scenario).profile
 
@@ -159,8 +159,8 @@ MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
      ("profile", "cca-1999", "cca-2025", "cca-2024")),
     ("profile that is not there", lambda c: c.update(profile="nowhere.yaml"),
      ("profile", "nowhere.yaml", "cannot be read")),
-    ("profile that is none", lambda c: c.update(profile="scenario.yaml"),
-     ("profile", "scenario.yaml", "unknown job")),
+    ("profile that is none", lambda c: c.update(profile="mine.yaml"),
+     ("profile", "mine.yaml", "cannot be read")),
     ("no threads", put_job(0, "threads", [0, 1]), ("jobs.0.threads.0", "greater than 0")),
     ("empty threads", put_job(0, "threads", []), ("jobs.0.threads", "at least 1")),
     ("unsorted threads", put_job(0, "threads", [2, 1]), ("jobs.0", "threads", "rising")),

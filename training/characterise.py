@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
-from training.commandline import OneLineParser
 from training.published import write_report
 
 

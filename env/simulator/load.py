@@ -214,10 +214,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Print the targets [queries/s] of mcperf's dynamic load, one per line.",
     )
     add = parser.add_argument
-    add("--seed", type=whole_number(1), required=True, help="mcperf's --qps_seed, not 0")
-    add("--qps-min", type=whole_number(1), default=5_000, help="smallest target (%(default)s)")
-    add("--qps-max", type=whole_number(1), default=180_000, help="largest target (%(default)s)")
-    add("--count", type=whole_number(1), default=180, help="number of intervals (%(default)s)")
+    add("--seed", type=whole_number(0), required=True, help="mcperf's --qps_seed, not 0")
+    add("--qps-min", type=whole_number(0), default=5_000, help="smallest target (%(default)s)")
+    add("--qps-max", type=whole_number(0), default=180_000, help="largest target (%(default)s)")
+    add("--count", type=whole_number(0), default=180, help="number of intervals (%(default)s)")
     args = parser.parse_args(argv)
     try:
         targets = dynamic_targets(args.seed, args.qps_min, args.qps_max, args.count)
