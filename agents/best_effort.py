@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import PositiveInt
@@ -64,11 +65,8 @@ class BestEffortController(Controller[Rule], ABC):
         jobs = {}
         for job in unfinished(telemetry, self.job_names):
             now = telemetry.applied.jobs[job]
-            threads = self.threads(job, self.parameters.threads)
             if cores:
-                jobs[job] = JobAllocation(JobState.RUNNING, cores, weight, threads, quota)
+                jobs[job] = self.running(job, cores, self.parameters.threads, weight, quota)
             elif now.state != JobState.PENDING:
-                jobs[job] = JobAllocation(
-                    JobState.PAUSED, now.cores, now.weight, threads, now.quota
-                )
+                jobs[job] = replace(now, state=JobState.PAUSED)
         return jobs

@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
-from env.allocation import Allocation, JobAllocation, JobState
+from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -86,6 +86,7 @@ class Controller(ABC, Generic[Rule]):
         self.vcpus = tuple(range(scenario.machine.vcpus))
         self.job_names = scenario.job_names
         self.thread_choices = {job.name: job.threads for job in scenario.jobs}
+        self._made: dict[tuple[object, ...], JobAllocation] = {}
         self.least, self.most = scenario.service.core_choices[0], scenario.service.core_choices[-1]
 
     @abstractmethod
@@ -105,15 +106,30 @@ class Controller(ABC, Generic[Rule]):
         fitting = [count for count in self.thread_choices[job] if count <= wanted]
         return fitting[-1] if fitting else self.thread_choices[job][0]
 
-    def running(self, job: str, cores: tuple[int, ...], wanted: int) -> JobAllocation:
+    def running(
+        self,
+        job: str,
+        cores: tuple[int, ...],
+        wanted: int,
+        weight: Weight = Weight.NORMAL,
+        quota: float | None = None,
+    ) -> JobAllocation:
         """
-        A job that runs at normal weight.
+        A job that runs.
 
         :param job: which
         :param cores: its vCPUs
         :param wanted: threads to launch it with, if it allows that many
+        :param weight: against memcached, where they share a vCPU
+        :param quota: most CPU time it gets [vCPUs], None for no limit
         """
-        return JobAllocation(JobState.RUNNING, cores, threads=self.threads(job, wanted))
+        key = (job, cores, wanted, weight, quota)
+        made = self._made.get(key)
+        if made is None:  # a rule wants few different ones, and making one takes its time
+            threads = self.threads(job, wanted)
+            made = JobAllocation(JobState.RUNNING, cores, weight, threads, quota)
+            self._made[key] = made
+        return made
 
     def require_jobs(self, jobs: Iterable[str]) -> None:
         """

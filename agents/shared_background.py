@@ -3,7 +3,7 @@
 from pydantic import PositiveInt
 
 from agents.policy import Controller, Parameters, unfinished
-from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.allocation import Allocation, JobAllocation, Weight
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -56,4 +56,4 @@ class SharedBackground(Controller[SharedBackgroundParameters]):
         return Allocation(self.most, jobs)
 
     def _shared(self, job: str, cores: tuple[int, ...], threads: int) -> JobAllocation:
-        return JobAllocation(JobState.RUNNING, cores, Weight.BACKGROUND, self.threads(job, threads))
+        return self.running(job, cores, threads, Weight.BACKGROUND)

@@ -66,7 +66,7 @@ def edit_table(scenario: Scenario) -> EditTable:
     vCPU outside memcached's largest set.
     """
     machine = scenario.machine
-    everything = mask_of(range(machine.vcpus))
+    everything = mask_of(tuple(range(machine.vcpus)))
     refuge = mask_of(scenario.service.core_choices[-1])
     sharing = scenario.regulation.share_service_cores
     both = (Weight.NORMAL, Weight.BACKGROUND) if sharing else (Weight.NORMAL,)

@@ -5,7 +5,7 @@ Core sets are tuples of vCPU numbers here and bit masks in the arrays of the ker
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -21,6 +21,9 @@ class JobState(IntEnum):
     DONE = 3
 
 
+IDLE = (JobState.PENDING, JobState.DONE)
+
+
 class Weight(IntEnum):
     """CPU weight: `BACKGROUND` yields to everything else, `NORMAL` equals memcached's."""
 
@@ -32,7 +35,8 @@ LEAST_QUOTA = 0.01
 """The smallest CPU quota [vCPUs]: 1000 µs of a period of 100 ms, the kernel's own limit."""
 
 
-def mask_of(cores: Iterable[int]) -> int:
+@functools.lru_cache(maxsize=4096)
+def mask_of(cores: tuple[int, ...]) -> int:
     """The bit mask of a core set."""
     mask = 0
     for core in cores:
@@ -91,25 +95,21 @@ class Allocation:
 
         :raises ValueError: naming the job and the fault
         """
-        vcpus = set(range(scenario.machine.vcpus))
-        if not self.service_cores or not set(self.service_cores) <= vcpus:
-            raise ValueError(f"memcached: cores {self.service_cores} are none of {sorted(vcpus)}")
-        known = {job.name: job for job in scenario.jobs}
+        vcpus = scenario.machine.vcpus
+        _check_cores("memcached", self.service_cores, vcpus)
+        known = {job.name: job.threads for job in scenario.jobs}
         for name, job in self.jobs.items():
             if name not in known:
                 raise ValueError(f"{name}: unknown job; known: {', '.join(known)}")
-            if job.state in (JobState.PENDING, JobState.DONE):
+            if job.state in IDLE:
                 continue
-            if not job.cores or not set(job.cores) <= vcpus:
-                raise ValueError(f"{name}: cores {job.cores} are none of {sorted(vcpus)}")
-            if job.threads not in known[name].threads:
-                raise ValueError(
-                    f"{name}: {job.threads} threads; allowed are {known[name].threads}"
-                )
-            if job.quota is not None and not LEAST_QUOTA <= job.quota <= len(vcpus):
+            _check_cores(name, job.cores, vcpus)
+            if job.threads not in known[name]:
+                raise ValueError(f"{name}: {job.threads} threads; allowed are {known[name]}")
+            if job.quota is not None and not LEAST_QUOTA <= job.quota <= vcpus:
                 raise ValueError(
                     f"{name}: quota {job.quota:g}; allowed are {LEAST_QUOTA:g} to "
-                    f"{len(vcpus)} vCPUs, or none"
+                    f"{vcpus} vCPUs, or none"
                 )
         return self
 
@@ -125,6 +125,11 @@ class Allocation:
         for name, wanted in self.jobs.items():
             changes.extend(_job_changes(name, current.jobs.get(name, JobAllocation()), wanted))
         return tuple(changes)
+
+
+def _check_cores(name: str, cores: tuple[int, ...], vcpus: int) -> None:
+    if not cores or min(cores) < 0 or max(cores) >= vcpus:
+        raise ValueError(f"{name}: cores {cores} are none of {list(range(vcpus))}")
 
 
 def _job_changes(name: str, now: JobAllocation, wanted: JobAllocation) -> list[Change]:

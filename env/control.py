@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from env.allocation import Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
+from env.allocation import IDLE, Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
 from env.scenario import Scenario
 
 STATES, WEIGHTS = tuple(JobState), tuple(Weight)
@@ -155,16 +155,15 @@ def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     :param scenario: gives the order of the jobs
     """
     control.wish_service = mask_of(allocation.service_cores)
-    # Reading a field of a NumPy row is slow, so each is read once.
     states, cores = control.wish_state, control.wish_cores
     weights, threads, quotas = control.wish_weight, control.wish_threads, control.wish_quota
-    for index, name in enumerate(scenario.job_names):
-        job = allocation.jobs.get(name)
-        if job is None or job.state in (JobState.PENDING, JobState.DONE):
+    for index, known in enumerate(scenario.jobs):
+        job = allocation.jobs.get(known.name)
+        if job is None or job.state in IDLE:
             continue
-        states[index] = int(job.state)
+        states[index] = job.state
         cores[index] = mask_of(job.cores)
-        weights[index] = int(job.weight)
+        weights[index] = job.weight
         threads[index] = job.threads
         quotas[index] = math.inf if job.quota is None else job.quota
 

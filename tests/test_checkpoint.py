@@ -96,7 +96,7 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_environment(path):
         through.apply(policy.decide(through.telemetry()))
         through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
         for field in ("now_s", "work_left_s", "service", "cores", "weight", "state", "qps"):
-            assert np.array_equal(direct.host[field], through.host[field]), field
+            assert np.array_equal(getattr(direct.host, field), getattr(through.host, field)), field
         if direct.over:
             break
 

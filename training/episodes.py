@@ -111,8 +111,7 @@ def run_episode(
         machine.advance(float(rng.random()) * policy.period_s)
         while not machine.over:
             telemetry = machine.telemetry()
-            allocation = policy.decide(telemetry).validate(machine.scenario)
-            machine.apply(allocation, regulator_on)
+            machine.apply(policy.decide(telemetry), regulator_on)
             until_s = telemetry.time_s + policy.period_s
             if recorder is None:
                 machine.advance(until_s, policy.wakes)

@@ -5,7 +5,10 @@ All hosts of a batch live in one structured array, so that a host's state is one
 memory and the kernel reads it by name.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from env.control import control_fields
 from env.reward import TERMS
@@ -114,3 +117,37 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("term_sums", real, (len(TERMS),)),
     ]
     return np.dtype(fields, align=True)
+
+
+class HostFields:
+    """
+    One host's fields as attributes: arrays are views of its memory, scalars are read and set.
+
+    What a record array does too, five times faster.
+
+    :param hosts: structured array[B] of `host_dtype`, which must outlive this
+    :param index: which host
+    """
+
+    _scalars: dict[str, npt.NDArray[Any]]
+
+    def __init__(self, hosts: npt.NDArray[Any], index: int):
+        names = hosts.dtype.names or ()
+        vars(self)["_scalars"] = {
+            name: hosts[name][index : index + 1] for name in names if not hosts.dtype[name].shape
+        }
+        vars(self).update({name: hosts[name][index] for name in names if name not in self._scalars})
+
+    def __getattr__(self, name: str) -> Any:
+        """A scalar field; arrays are ordinary attributes."""
+        try:
+            return self._scalars[name].item()
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field in the host's memory."""
+        if name in self._scalars:
+            self._scalars[name][0] = value
+        else:
+            vars(self)[name][:] = value

@@ -589,6 +589,13 @@ def advance_at(hosts, b, targets, until_s, wake_on_events):
 
 
 @compiled
+def over_at(hosts, b):
+    """Whether the episode of host b has ended, completed or cut off."""
+    h = hosts[b]
+    return h.now_s >= h.duration_s - _SOON_S or all_done(h)
+
+
+@compiled
 def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observations):
     """
     One decision on each of B hosts; the hosts are independent.

@@ -4,6 +4,7 @@ The simulated machine: episodes on one host of the kernel, as policies and envir
 It plays both parts that a real machine plays: it shows telemetry and performs allocations.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,12 @@ import numpy.typing as npt
 
 from env.action import edit_table
 from env.allocation import Allocation, JobState
-from env.control import initial_values, regulated, wish
+from env.control import STATES, initial_values, regulated, wish
 from env.observation import feature_count
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
-from env.simulator.host import host_dtype
+from env.simulator.host import HostFields, host_dtype
 from env.simulator.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
 from env.simulator.jobs import SMT as JOB_SMT
 from env.simulator.load import dynamic_targets, interval_count
@@ -27,6 +28,20 @@ from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
 from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.simulator.service import SMT as SERVICE_SMT
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+
+READINGS = (
+    "now_s",
+    # Telemetry of memcached, in its order.
+    "requests",
+    "service_cpu_s",
+    "service_wait_s",
+    "qps",
+    "cpu_cores",
+    "probe_window_s",
+    "probed_p95_us",
+    "probed_cpi",
+)
+"""The scalars that telemetry shows, read at once."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +227,11 @@ class SimulatedMachine:
         self._hosts = factory.new_hosts(1)
         self._targets: npt.NDArray[np.float64] = factory.new_targets(1)
         self._terms = np.zeros(len(TERMS))
-        # A record, for the kernel and for attribute access; its fields are views.
-        self.host = self._hosts.view(np.recarray)[0]
-        self._row = self._hosts[0]
+        self.host: Any = HostFields(self._hosts, 0)
+        self._names = self.scenario.job_names
+        self._readings = self._hosts[list(READINGS)]
+        self._applied: tuple[Any, Allocation] = ((), Allocation(()))
+        self._wished: Allocation | None = None
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
         """
@@ -223,6 +240,7 @@ class SimulatedMachine:
         :param trace_seed: seed of mcperf's load
         :param rng: source of everything else that is random
         """
+        self._wished = None
         self._targets = self.factory.new_targets(1)
         self.factory.begin(self._hosts, self._targets, 0, trace_seed, rng)
 
@@ -238,8 +256,8 @@ class SimulatedMachine:
         :param window_s: what a reading covers at least; a slower reader's covers all since his
             last one
         """
-        self._row["probe_window_s"] = window_s
-        self._row["probe_began_s"] = self._row["now_s"]
+        self.host.probe_window_s = window_s
+        self.host.probe_began_s = self.host.now_s
 
     # --- for edit policies ---
 
@@ -251,6 +269,7 @@ class SimulatedMachine:
         :param gamma: discount for the shaping term
         :return: 0, `kernel.TERMINATED` or `kernel.TRUNCATED`, and the reward terms
         """
+        self._wished = None
         ended = kernel.step_at(
             self._hosts, 0, self.factory.table.rows, self._targets[0], edit, gamma, self._terms
         )
@@ -264,27 +283,26 @@ class SimulatedMachine:
 
     def telemetry(self) -> Telemetry:
         """What the machine shows now."""
-        row, names = self._row, self.scenario.job_names
-        probed = row["probe_window_s"] > 0.0
-        states, cpu_s = row["job_state"].tolist(), row["job_cpu_s"].tolist()
+        host = self.host
+        time_s, *service, window_s, p95_us, cpi = self._readings.item(0)
+        probed = (p95_us, cpi) if window_s > 0.0 else ()
+        states, cpu_s = host.job_state.tolist(), host.job_cpu_s.tolist()
         return Telemetry(
-            time_s=float(row["now_s"]),
-            service=ServiceTelemetry(
-                requests=float(row["requests"]),
-                cpu_s=float(row["service_cpu_s"]),
-                run_delay_s=float(row["service_wait_s"]),
-                qps=float(row["qps"]),
-                cpu_cores=float(row["cpu_cores"]),
-                p95_us=float(row["probed_p95_us"]) if probed else None,
-                cpi=float(row["probed_cpi"]) if probed else None,
-            ),
-            vcpu_busy_s=tuple(row["vcpu_busy_s"].tolist()),
-            jobs={
-                name: JobTelemetry(JobState(state), used)
-                for name, state, used in zip(names, states, cpu_s, strict=True)
-            },
-            applied=regulated(self.host, self.scenario),
+            time_s,
+            ServiceTelemetry(*service, *probed),
+            tuple(host.vcpu_busy_s.tolist()),
+            dict(zip(self._names, map(_job_telemetry, states, cpu_s), strict=True)),
+            self._in_force(),
         )
+
+    def _in_force(self) -> Allocation:
+        """What the regulator let through; made anew when it has changed only."""
+        host = self.host
+        fields = (host.state, host.cores, host.weight, host.threads, host.quota)
+        key = (host.service, *(field.tobytes() for field in fields))
+        if key != self._applied[0]:
+            self._applied = (key, regulated(host, self.scenario))
+        return self._applied[1]
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
         """
@@ -292,8 +310,11 @@ class SimulatedMachine:
 
         :param allocation: the policy's wish
         :param regulator_on: False lets the wish through as it is
+        :raises ValueError: if the machine cannot hold it
         """
-        wish(self.host, allocation, self.scenario)
+        if allocation != self._wished:
+            self._wished = allocation.validate(self.scenario)
+            wish(self.host, allocation, self.scenario)
         kernel.apply_wish_at(self._hosts, 0, regulator_on)
 
     def advance(self, until_s: float, wake: bool = False) -> None:
@@ -310,16 +331,22 @@ class SimulatedMachine:
     @property
     def completed(self) -> bool:
         """Whether all jobs are done."""
-        return bool((self._row["true_state"] == JobState.DONE).all())
+        return min(self.host.true_state.tolist()) == JobState.DONE
 
     @property
     def over(self) -> bool:
         """Whether the episode has ended, completed or cut off."""
-        return self.completed or self._row["now_s"] >= self._row["duration_s"] - 1e-9
+        return bool(kernel.over_at(self._hosts, 0))
 
     def summary(self) -> dict[str, Any]:
         """The episode's figures; see `episode_summary`."""
-        return episode_summary(self._row, self.scenario)
+        return episode_summary(self._hosts[0], self.scenario)
+
+
+@functools.lru_cache(maxsize=256)
+def _job_telemetry(state: int, cpu_s: float) -> JobTelemetry:
+    """A job as telemetry shows it; most jobs look at most moments as they did before."""
+    return JobTelemetry(STATES[state], cpu_s)
 
 
 def _moment(time_s: float) -> float | None:
