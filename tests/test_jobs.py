@@ -75,6 +75,8 @@ def test_shares_and_speeds_are_physical(jobs, occupancy):
             continue
         threads, mask, _ = jobs[job]
         assert 0.0 <= speed[job] <= min(threads, mask.bit_count()) + 1e-9
+        # A second of CPU time gets at most a second of work done.
+        assert speed[job] <= used[job].sum() + 1e-9
         outside = [used[job, core] for core in range(CORES) if not (mask >> core) & 1]
         assert not any(outside)
     held = [core for core in range(CORES) if occupancy[core] > 0.0]

@@ -64,7 +64,7 @@ class Prior:
 PRIORS: dict[str, Prior] = {
     "serial_fraction": Prior(0.02, 1.0, 1e-4, 0.5),
     "cores_per_thread": Prior(1.0, 0.05, 1.0, 2.0),
-    "smt": Prior(0.70, 0.20, 0.3, 0.98),
+    "smt": Prior(0.70, 0.15, 0.3, 0.98),
     "sensitivity": Prior(0.03, 0.7, 1e-3, 2.0),
     "pressure": Prior(0.5, 0.7, 0.01, 5.0),
     "launch_overhead_s": Prior(2.5, 0.4, 0.3, 20.0),

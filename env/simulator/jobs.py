@@ -363,13 +363,12 @@ def job_speeds(
         # The part of the time in which its quota lets it run: there it runs as it would without.
         unthrottled = demand / _demand(job, parallel, job_params)
         serial = job_params[job, SERIAL_FRACTION]
-        seconds = serial / (serial_value * min(1.0, own / unthrottled))
+        seconds = serial / serial_value
         seconds += (
-            (1.0 - serial)
-            * job_params[job, CORES_PER_THREAD]
-            * demand
-            / (parallel * parallel_value)
+            (1.0 - serial) * job_params[job, CORES_PER_THREAD] * own / (parallel * parallel_value)
         )
+        # A job that gets a part of what it wants is that much slower in both its phases.
+        seconds *= max(1.0, demand / own)
         neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
         slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
         speed[job] = host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
