@@ -97,7 +97,8 @@ class Job(_Part):
     A batch job.
 
     `command` is a list of arguments in which the literal token `{threads}` stands for the
-    thread count, fixed at launch. `memory_mib` is the limit the container gets.
+    thread count, fixed at launch. `memory_mib` is the limit the container gets. An `endless` job
+    never ends by itself: how much it gets done counts, not when.
     """
 
     name: Name
@@ -105,6 +106,7 @@ class Job(_Part):
     command: tuple[str, ...] = Field(min_length=1)
     threads: tuple[PositiveInt, ...] = Field(min_length=1)
     memory_mib: PositiveInt
+    endless: bool = False
 
     @model_validator(mode="after")
     def _threads_grow(self) -> "Job":
@@ -126,15 +128,25 @@ class Job(_Part):
 
 
 class Load(_Part):
-    """mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds."""
+    """
+    mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds.
+
+    With `targets` the levels are these, in this order and again from the first one, in place of
+    drawn ones; each lasts `target_intervals` intervals.
+    """
 
     qps_min: PositiveInt
     qps_max: Annotated[int, Field(gt=0, lt=2**31 - 2)]  # mcperf draws 31-bit numbers
     interval_s: PositiveFloat
     duration_s: PositiveFloat
+    targets: tuple[PositiveInt, ...] = ()
+    target_intervals: PositiveInt = 1
 
     @model_validator(mode="after")
     def _range(self) -> "Load":
+        for qps in self.targets:
+            if not self.qps_min <= qps <= self.qps_max:
+                raise ValueError(f"targets: {qps} is not from {self.qps_min} to {self.qps_max}")
         if self.qps_min > self.qps_max:
             raise ValueError(f"qps_min {self.qps_min} is above qps_max {self.qps_max}")
         if self.interval_s > self.duration_s:
@@ -242,6 +254,11 @@ class Scenario(_Part):
     def job_names(self) -> tuple[str, ...]:
         """The jobs in the order every array uses."""
         return tuple(job.name for job in self.jobs)
+
+    @property
+    def endless(self) -> bool:
+        """Whether a run ends with the load only."""
+        return any(job.endless for job in self.jobs)
 
     def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
         """
