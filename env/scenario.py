@@ -242,7 +242,7 @@ class Scenario(_Part):
                     f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
                     f"{self.machine.memory_mib}"
                 )
-        fitted = profile_jobs(self.profile)
+        fitted = profile_work_s(self.profile)
         for name in names:
             if name not in fitted:
                 raise ValueError(
@@ -283,9 +283,9 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml"))
 
 
-def profile_jobs(profile: str) -> tuple[str, ...]:
+def profile_work_s(profile: str) -> dict[str, float]:
     """
-    The jobs a profile has parameters for.
+    The jobs a profile has parameters for, and the seconds each takes alone on one vCPU.
 
     :param profile: a shipped profile's name, or a YAML file
     :raises ValueError: if there is no such profile
@@ -299,7 +299,7 @@ def profile_jobs(profile: str) -> tuple[str, ...]:
                 f"profile: unknown profile {profile}; known: {', '.join(known)} (or a YAML file)"
             )
     try:
-        return _jobs_in(path, path.stat().st_mtime_ns)
+        return dict(_work_in(path, path.stat().st_mtime_ns))
     except (
         OSError,
         UnicodeDecodeError,
@@ -319,10 +319,10 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _jobs_in(path: Path, changed_ns: int) -> tuple[str, ...]:
+def _work_in(path: Path, changed_ns: int) -> dict[str, float]:
     text = path.read_text(encoding="utf-8")
     content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return tuple(content["jobs"].keys())
+    return {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
