@@ -155,11 +155,14 @@ class _Prober:
         self._out = bytearray()
 
     def run(self) -> None:
-        """Probe until nobody reads the records, or the parent has gone."""
-        parent = os.getppid()
+        """
+        Probe for ever.
+
+        :raises BrokenPipeError: when nobody reads the records any more
+        """
         os.set_blocking(sys.stdout.fileno(), False)
         due_s = time.monotonic()
-        while os.getppid() == parent:
+        while True:
             due_s += random.expovariate(RATE_QPS)
             while (left_s := due_s - time.monotonic()) > 0:
                 self._receive(left_s)
