@@ -16,10 +16,10 @@ SUDO     := $(if $(filter-out 0,$(shell id -u)),sudo)
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test test-live lint bench lock clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
 setup: $(STAMP)  ## install what the lock file names into .venv
 
@@ -28,6 +28,9 @@ demo: setup  ## train and run a small policy end to end
 
 test: lint  ## lint, check the types and run the tests
 	$(PY) -m pytest
+
+test-live: setup  ## kill and break everything the live side stands on; needs root and Docker
+	$(PY) -m pytest -m survival tests/live
 
 lint: setup  ## ruff and mypy
 	$(PY) -m ruff check

@@ -1,9 +1,11 @@
 """Groups of jobs beside a memcached that gets a second vCPU when it is busy."""
 
+from dataclasses import replace
+
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from agents.policy import Controller, CpuThreshold, Parameters, unfinished
-from env.allocation import Allocation
+from env.allocation import Allocation, JobAllocation, JobState
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -33,7 +35,8 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     has 2 vCPUs and the jobs the 2 others, else 1 and 3. Jobs run in three groups, the next one
     when the last job of the one before has ended: canneal (3 threads), blackscholes (2) and
     dedup (1); ferret (3), vips (1) and radix (1); freqmine (3). Long jobs use all batch vCPUs,
-    blackscholes two, the short ones one and the same.
+    blackscholes two, the short ones one and the same. On a machine so small that memcached holds
+    all of it then, the jobs pause.
     """
 
     schema = ThresholdGroupsParameters
@@ -53,8 +56,17 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
         for group in self._groups:
             if left := unfinished(telemetry, group):
                 members = [group[job] for job in left]
+                if not batch:
+                    return Allocation(service, self._pausing(telemetry, left))
                 return Allocation(
                     service,
                     {m.job: self.running(m.job, batch[-m.cores :], m.threads) for m in members},
                 )
         return Allocation(service)
+
+    @staticmethod
+    def _pausing(telemetry: Telemetry, jobs: list[str]) -> dict[str, JobAllocation]:
+        """Those of the jobs that were launched, paused where they are."""
+        applied = telemetry.applied.jobs
+        launched = [job for job in jobs if applied[job].state != JobState.PENDING]
+        return {job: replace(applied[job], state=JobState.PAUSED) for job in launched}

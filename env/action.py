@@ -165,10 +165,23 @@ def legal_edits(control, rows, legal):
             | (can_pause & rows[edit, PAUSE_BIT])
         )
         legal[edit] = 1.0 if (gates != 0) | (rows[edit, 0] <= SERVICE) else 0.0
+    strike_out(control, rows, legal, can_move, may_keep(can_start, can_resume, running))
+
+
+def strike_out(control, rows, legal, can_move, keep):
+    """
+    Finish a mask in which every edit of memcached and every ready job's edits are open.
+
+    :param control: a control row
+    :param rows: int64[n_edits, 10]
+    :param legal: float[n_edits], the mask
+    :param can_move: bit mask of the jobs that could be moved
+    :param keep: whether keeping is sensible
+    """
     for job in range(len(control.state)):
         if control.wish_place[job] >= 0 and (can_move >> job) & 1:
             legal[control.wish_place[job]] = 0.0
-    legal[KEEP] = 1.0 if may_keep(can_start, can_resume, running) else 0.0
+    legal[KEEP] = 1.0 if keep else 0.0
     for edit in range(1, len(rows)):
         if rows[edit, 0] != SERVICE:
             break

@@ -1,0 +1,31 @@
+"""
+Run a policy on this machine: memcached keeps its SLO, the batch jobs finish early.
+
+python deploy.py --checkpoint best.zip --scenario cca-2025 --memcached 127.0.0.1:11211
+"""
+
+import sys
+from collections.abc import Sequence
+
+from deploy import guardian
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Deploy as the command line says.
+
+    :param argv: command line, the process's own if none is given
+    :return: 0 if all is well, 1 if a job or the restoring failed, 128 + signal if interrupted
+    """
+    # Forked first, so that it stays small; everything else is imported afterwards.
+    watcher = guardian.spawn()
+    try:
+        from deploy import commands
+
+        return commands.main(argv, watcher)
+    finally:
+        watcher.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""
+The actuator: makes the machine hold an allocation, and knows what it holds.
+
+memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
+starting, pausing and resuming go to a worker thread (`deploy.jobs`), so that Docker never holds
+memcached up. When sets move, memcached first gets what is new to it, then the jobs leave, then
+memcached leaves, then the jobs come: nobody is ever without a vCPU, and nobody who competes with
+memcached is on its vCPUs.
+"""
+
+import contextlib
+import select
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy import service
+from deploy.cgroups import JobGroup
+from deploy.jobs import Company, JobRun
+from deploy.record import MEMCACHED, Recorder
+from deploy.runtimes import Runtime
+from deploy.state import JobRecord, ServiceRecord, State, StateFolder
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import Scenario
+
+
+class Actuator:
+    """
+    One machine's memcached and jobs.
+
+    :param scenario: the problem
+    :param runtime: who runs the jobs
+    :param folder: where the state is kept
+    :param state: the deployment, new or taken over
+    :param group_for: makes a job's control group; None where groups cannot be written
+    :param recorder: is told what happens
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        runtime: Runtime,
+        folder: StateFolder,
+        state: State,
+        group_for: Callable[[str], JobGroup] | None,
+        recorder: Recorder,
+    ):
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._company = Company(runtime, self._worker, folder, state, group_for, recorder)
+        self.state = state
+        self.jobs = {
+            job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._company)
+            for job in scenario.jobs
+        }
+        self._recorder = recorder
+        self._service: service.Identity | None = None
+        self._service_wanted: tuple[int, ...] = ()
+        self._service_written: tuple[int, ...] = ()
+        self._complaint = ""
+        self._service_changes = 0
+
+    @property
+    def changes(self) -> int:
+        """How many changes the machine has seen."""
+        return self._service_changes + sum(job.changes for job in self.jobs.values())
+
+    def take_over(self, now_s: float) -> None:
+        """
+        Find what an earlier loop left running; call it before the first `apply`.
+
+        :param now_s: since the run started
+        :raises RuntimeUnavailableError: if whoever runs the jobs cannot be asked
+        """
+        runtime = self._company.runtime
+        for run in self.jobs.values():
+            record = run.record
+            if record.exit_code is not None or record.attempts == 0:
+                continue
+            with contextlib.suppress(OSError):
+                run.make_group()
+            found = runtime.find(run.attempt(record.attempts))
+            if found is not None:
+                run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)
+
+    def follow(self, who: service.Identity) -> None:
+        """
+        Turn to a memcached: remember the vCPUs it has, and give it those it should have.
+
+        :param who: the process, new or known
+        """
+        if who == self._service:
+            return
+        self._service, self._service_written = who, ()
+        known = self.state.service
+        if known is None or (known.pid, known.started) != (who.pid, who.started):
+            try:
+                had = service.affinities(who.pid)
+            except OSError:
+                return
+            self.state.service = ServiceRecord(who.pid, who.started, had)
+            self._company.save()
+            self._company.note(MEMCACHED, f"process {who.pid}")
+        self._write_service(self._service_wanted)
+
+    def apply(self, allocation: Allocation) -> None:
+        """
+        Make the machine hold an allocation; what Docker has to do follows in `poll`.
+
+        :param allocation: who holds what; jobs it does not name stay as they are
+        """
+        old, new = set(self._service_written), set(allocation.service_cores)
+        self._service_wanted = tuple(allocation.service_cores)
+        if old and new - old and old - new:
+            self._write_service(tuple(sorted(old | new)))
+        elif new - old:
+            self._write_service(self._service_wanted)
+        coming: list[JobRun] = []
+        for name, wanted in allocation.jobs.items():
+            run = self.jobs[name]
+            if wanted.state in (JobState.RUNNING, JobState.PAUSED):
+                run.wanted = wanted
+            if wanted.weight == Weight.NORMAL and (old - new) & set(wanted.cores):
+                coming.append(run)
+            else:
+                run.write()
+        self._write_service(self._service_wanted)
+        for run in coming:
+            run.write()
+
+    def poll(self, now_s: float) -> None:
+        """
+        Pick up what has been done, hand out what is to be done, and make good what was not.
+
+        :param now_s: since the run started
+        """
+        self._write_service(self._service_wanted)
+        for run in self.jobs.values():
+            run.advance(now_s)
+            run.write()
+
+    def wait(self, timeout_s: float) -> None:
+        """
+        Sleep, but no longer than until a job ends.
+
+        :param timeout_s: at most
+        """
+        files = {file: run for run in self.jobs.values() if (file := run.ended_file()) >= 0}
+        ended, _, _ = select.select(list(files), [], [], max(0.0, timeout_s))
+        for file in ended:
+            files[file].note_end()
+
+    def forget_written(self) -> None:
+        """Somebody else may have changed things: write everything anew."""
+        self._service_written = ()
+        for run in self.jobs.values():
+            run.forget_written()
+
+    def in_force(self) -> Allocation:
+        """
+        What the machine really holds, read back.
+
+        :raises OSError: if memcached or a job has gone away
+        """
+        cores = self._service_wanted
+        if self._service is not None:
+            threads = service.affinities(self._service.pid).values()
+            cores = tuple(sorted(set().union(*threads)))
+        return Allocation(cores, self._jobs_in_force())
+
+    def close(self) -> None:
+        """Let the worker finish what it is at, and nothing more."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
+        found = {}
+        for name, run in self.jobs.items():
+            allocation = JobAllocation(run.state)
+            instance = run.instance
+            if instance is not None and instance.placement is not None:
+                paused = self._company.runtime.paused(instance)
+                place = instance.placement
+                allocation = JobAllocation(
+                    JobState.PAUSED if paused else JobState.RUNNING,
+                    place.cores(),
+                    place.weight(),
+                    run.record.threads,
+                    run.wanted.quota,
+                )
+            found[name] = allocation
+        return found
+
+    def _write_service(self, cores: tuple[int, ...]) -> None:
+        if self._service is None or not cores or cores == self._service_written:
+            return
+        try:
+            service.pin(self._service.pid, cores)
+        except OSError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._company.note(MEMCACHED, f"cannot be moved: {error}")
+            return
+        self._complaint = ""
+        self._service_written = cores
+        self._service_changes += 1
+        self._recorder.event("update_cores", MEMCACHED, cores)

@@ -1,0 +1,291 @@
+"""
+Control groups, version 1 and 2: where a job's CPU weight, vCPUs, quota and CPU time live.
+
+Weight only acts between sibling groups. So every job gets a parent group of its own beside
+memcached's, and whatever runs the job (Docker, or this program) puts it below. All writes are
+plain file writes of 10-20 µs, and everything written can be read back.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from env.allocation import Weight
+
+MOUNTS = Path("/proc/self/mounts")
+
+NEEDED = ("cpu", "cpuacct", "cpuset")
+"""Version 1's controllers that a job's group is made under."""
+
+DEFAULT_WEIGHT = {1: 1024, 2: 100}
+"""What a group weighs that nobody touched; tasks outside of groups weigh the same."""
+
+LEAST_WEIGHT = {1: 2, 2: 1}
+"""The kernel's minimum, which yields to everything else."""
+
+QUOTA_PERIOD_US = 100_000
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """
+    How control groups are mounted on this machine.
+
+    :param version: 1 or 2
+    :param mounts: for version 1 each controller's mount point; for version 2 the one mount
+        point under the name of each controller that it has
+    """
+
+    version: int
+    mounts: dict[str, Path]
+
+    def group_of(self, pid: int | str, controller: str = "cpu") -> PurePosixPath:
+        """
+        The group a process is in.
+
+        :param pid: which, or "self"
+        :param controller: whose hierarchy to look in
+        :raises OSError: if there is no such process
+        """
+        text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+        unified = PurePosixPath("/")
+        for line in text.splitlines():
+            number, controllers, path = line.split(":", 2)
+            if self.version == 1 and controller in controllers.split(","):
+                return PurePosixPath(path)
+            if number == "0":
+                unified = PurePosixPath(path)
+        return unified
+
+    def folder(self, group: PurePosixPath, controller: str = "cpu") -> Path:
+        """Where a group's files of a controller are."""
+        return self.mounts[controller] / str(group).lstrip("/")
+
+    def folders(self, group: PurePosixPath) -> list[Path]:
+        """Where a group's files are, one folder per mount."""
+        return [mount / str(group).lstrip("/") for mount in sorted(set(self.mounts.values()))]
+
+
+def find_hierarchy(mounts: Path = MOUNTS) -> Hierarchy:
+    """
+    Look at what is mounted.
+
+    :param mounts: the kernel's list of mounts
+    :raises OSError: if no cpu controller is mounted at all
+    """
+    first: dict[str, Path] = {}
+    unified: Path | None = None
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, folder, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            unified = Path(folder)
+        elif kind == "cgroup":
+            for controller in options.split(","):
+                first.setdefault(controller, Path(folder))
+    known = {"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids"}
+    known |= {"hugetlb", "net_cls", "net_prio", "perf_event", "rdma", "misc", "name=systemd"}
+    if "cpu" in first:
+        mounts_of = {name: path for name, path in first.items() if name in known}
+        if unified is not None:  # has no controllers here, but Docker makes groups in it
+            mounts_of["unified"] = unified
+        return Hierarchy(1, mounts_of)
+    if unified is not None:
+        available = (unified / "cgroup.controllers").read_text(encoding="utf-8").split()
+        if "cpu" in available:
+            return Hierarchy(2, dict.fromkeys(available, unified))
+    raise OSError("no cgroup hierarchy with the cpu controller is mounted")
+
+
+@dataclass
+class JobGroup:
+    """
+    The parent group of one job.
+
+    :param hierarchy: where groups are
+    :param path: the group's path
+    :param normal_weight: what equals memcached's weight
+    """
+
+    hierarchy: Hierarchy
+    path: PurePosixPath
+    normal_weight: int
+    _usage: int = field(default=-1, repr=False)
+
+    def create(self) -> None:
+        """
+        Make the group; one that exists is taken over.
+
+        :raises OSError: if the machine does not allow it
+        """
+        if self.hierarchy.version == 1:
+            for controller in NEEDED:
+                self.hierarchy.folder(self.path, controller).mkdir(exist_ok=True)
+            # A version 1 cpuset starts empty, and holds no process while it is.
+            folder = self.hierarchy.folder(self.path, "cpuset")
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                inherited = (folder.parent / name).read_text(encoding="utf-8")
+                (folder / name).write_text(inherited, encoding="utf-8")
+        else:
+            folder = self.hierarchy.folder(self.path)
+            _delegate(folder.parent)
+            folder.mkdir(exist_ok=True)
+
+    @property
+    def weight_file(self) -> Path:
+        """Where the group's weight is written."""
+        return weight_file(self.hierarchy, self.path)
+
+    def set_weight(self, weight: Weight) -> None:
+        """Give the group memcached's weight, or the least there is."""
+        _write(self.weight_file, str(self.weight_value(weight)))
+
+    def weight_value(self, weight: Weight) -> int:
+        """What a weight is in the kernel's terms."""
+        background = LEAST_WEIGHT[self.hierarchy.version]
+        return self.normal_weight if weight == Weight.NORMAL else background
+
+    def weight(self) -> int:
+        """The weight in force, in the kernel's terms."""
+        return group_weight(self.hierarchy, self.path)
+
+    def set_quota(self, vcpus: float | None) -> None:
+        """
+        Limit the group's CPU time.
+
+        :param vcpus: CPU seconds per second, or None for no limit
+        """
+        quota_us = None if vcpus is None else max(1000, round(vcpus * QUOTA_PERIOD_US))
+        folder = self.hierarchy.folder(self.path)
+        if self.hierarchy.version == 1:
+            _write(folder / "cpu.cfs_period_us", str(QUOTA_PERIOD_US))
+            _write(folder / "cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
+        else:
+            limit = "max" if quota_us is None else str(quota_us)
+            _write(folder / "cpu.max", f"{limit} {QUOTA_PERIOD_US}")
+
+    def cpu_s(self) -> float:
+        """
+        CPU seconds that everything below the group has used since it was made.
+
+        :raises OSError: if the group is gone
+        """
+        if self._usage < 0:
+            name = "cpu.stat"
+            folder = self.hierarchy.folder(self.path)
+            if self.hierarchy.version == 1:
+                name, folder = "cpuacct.usage", self.hierarchy.folder(self.path, "cpuacct")
+            self._usage = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        text = os.pread(self._usage, 64, 0)
+        if self.hierarchy.version == 1:
+            return int(text) * 1e-9
+        return int(text.split(None, 2)[1]) * 1e-6  # "usage_usec N" comes first
+
+    def exists(self) -> bool:
+        """Whether the group is there, under any controller."""
+        return any(folder.exists() for folder in self.hierarchy.folders(self.path))
+
+    def remove(self) -> None:
+        """Remove the group under every controller, with the empty groups below it."""
+        self.close()
+        for folder in self.hierarchy.folders(self.path):
+            remove_group(folder)
+
+    def close(self) -> None:
+        """Give the kept file descriptor back."""
+        if self._usage >= 0:
+            os.close(self._usage)
+            self._usage = -1
+
+
+def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[[str], JobGroup]:
+    """
+    A maker of jobs' groups: beside memcached's, with memcached's weight for the normal one.
+
+    :param hierarchy: where groups are
+    :param service_pid: memcached
+    :return: takes a group's name
+    :raises OSError: if there is no such process
+    """
+    service = hierarchy.group_of(service_pid)
+    # Tasks of the root group compete with the groups below it, each task like a group.
+    weight = DEFAULT_WEIGHT[hierarchy.version]
+    if service != PurePosixPath("/"):
+        weight = group_weight(hierarchy, service)
+    return lambda name: JobGroup(hierarchy, service.parent / name, weight)
+
+
+def group_weight(hierarchy: Hierarchy, group: PurePosixPath) -> int:
+    """The weight of a group, in the kernel's terms."""
+    return int(weight_file(hierarchy, group).read_text(encoding="utf-8"))
+
+
+def weight_file(hierarchy: Hierarchy, group: PurePosixPath) -> Path:
+    """Where a group's weight is written."""
+    name = "cpu.shares" if hierarchy.version == 1 else "cpu.weight"
+    return hierarchy.folder(group) / name
+
+
+def cpuset_folder(hierarchy: Hierarchy, pid: int) -> Path:
+    """Where the vCPU set of a process' own group is written."""
+    return hierarchy.folder(hierarchy.group_of(pid, "cpuset"), "cpuset")
+
+
+def write_cpuset(folder: Path, cores: Iterable[int]) -> None:
+    """
+    Set the vCPUs of a group.
+
+    :param folder: the group's folder, see `cpuset_folder`
+    :param cores: at least one
+    """
+    _write(folder / "cpuset.cpus", ",".join(map(str, cores)))
+
+
+def read_cpuset(folder: Path) -> tuple[int, ...]:
+    """The vCPUs of a group, in rising order."""
+    return parse_cpus((folder / "cpuset.cpus").read_text(encoding="utf-8"))
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """The vCPU numbers in the kernel's list format, such as `0-2,5`."""
+    cores: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
+
+
+def members(hierarchy: Hierarchy, group: PurePosixPath) -> list[int]:
+    """The processes in a group and below it."""
+    pids: list[int] = []
+    for path in hierarchy.folder(group).rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):  # a group may go away meanwhile
+            pids.extend(int(pid) for pid in path.read_text(encoding="utf-8").split())
+    return pids
+
+
+def remove_group(folder: Path) -> None:
+    """Remove a group and the groups below it; those that hold processes stay."""
+    for parent, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)  # noqa: PTH106 - a group's folder is removed with its files
+
+
+def _delegate(folder: Path) -> None:
+    """Let a version 2 group's children have the controllers that jobs need."""
+    control = folder / "cgroup.subtree_control"
+    enabled = control.read_text(encoding="utf-8").split()
+    for controller in ("cpu", "cpuset", "memory", "pids"):
+        if controller not in enabled:
+            with contextlib.suppress(OSError):  # what matters is found out by using it
+                _write(control, f"+{controller}")
+
+
+def _write(path: Path, text: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)

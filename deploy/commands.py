@@ -1,0 +1,78 @@
+"""The command line of `deploy.py`."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import agents
+from deploy import deployment
+from deploy.guardian import Guardian
+from env.commandline import OneLineParser, address
+from env.errors import exit_on_bad_input
+from env.scenario import load_scenario
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    command = OneLineParser(prog="deploy.py", description="Run a policy on this machine.")
+    add = command.add_argument
+    who = command.add_mutually_exclusive_group()
+    who.add_argument("--checkpoint", default="best.zip", help="a trained policy (%(default)s)")
+    who.add_argument("--policy", help="any shipped policy, or a file with a rule's parameters")
+    add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
+    add("--memcached", type=address, default="127.0.0.1:11211", help="HOST:PORT (%(default)s)")
+    add("--runtime", choices=["docker", "process"], default="docker", help="who runs the jobs")
+    add("--docker", help="address of the Docker daemon (DOCKER_HOST, or Docker's own default)")
+    add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
+    add("--state", type=Path, default=_state_folder(), help="folder of the state (%(default)s)")
+    add("--report", type=Path, default=Path("report"), help="folder of the report (%(default)s)")
+    add("--leave-jobs", action="store_true", help="when interrupted, leave the jobs running")
+    what = command.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="say whether this machine is fit")
+    what.add_argument("--dry-run", action="store_true", help="say what it would do, touch nothing")
+    what.add_argument("--resume", action="store_true", help="go on after a loop that was killed")
+    what.add_argument("--restore", action="store_true", help="undo what a killed loop has left")
+    return command
+
+
+def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
+    """
+    Do as the command line says.
+
+    :param argv: command line, the process's own if none is given
+    :param guardian: makes the machine safe if this process dies
+    :return: the exit code
+    """
+    arguments = parser().parse_args(argv)
+    host, port = arguments.memcached
+    settings = deployment.Settings(
+        host=host,
+        port=port,
+        runtime=arguments.runtime,
+        docker=arguments.docker,
+        privileged=arguments.allow_privileged,
+        folder=arguments.state,
+        report=arguments.report,
+        leave_jobs=arguments.leave_jobs,
+        resume=arguments.resume,
+        dry_run=arguments.dry_run,
+    )
+    with exit_on_bad_input():
+        if arguments.restore:
+            return deployment.restore(settings)
+        scenario = load_scenario(arguments.scenario)
+        if arguments.check:
+            from deploy.check import check
+
+            return check(scenario, settings)
+        policy = agents.make(arguments.policy or arguments.checkpoint)
+        return deployment.run(scenario, policy, settings, guardian)
+    raise AssertionError("not reached")
+
+
+def _state_folder() -> Path:
+    """A folder that a reboot empties: nothing of a deployment outlives it."""
+    if os.geteuid() == 0:
+        return Path("/run/coretide")
+    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/coretide-{os.geteuid()}")) / "coretide"

@@ -1,0 +1,220 @@
+"""
+Jobs as Docker containers: no network, read-only, no capabilities, nothing mounted but the proof.
+
+Docker is asked to create, start, pause, unpause and remove; pausing only ever goes through it,
+because it loses track of containers that somebody else froze. vCPUs and weight are written
+directly (`deploy.placement`).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+from deploy import proof
+from deploy.cgroups import Hierarchy, JobGroup, cpuset_folder
+from deploy.placement import GroupPlacement
+from deploy.runtimes import (
+    LOG_LINES,
+    Attempt,
+    Instance,
+    JobFailedError,
+    RuntimeUnavailableError,
+)
+from env.allocation import Weight
+
+LABEL = "coretide.nonce"
+CALL_LIMIT_S = 10
+
+OOM_EVENTS = {
+    1: "/sys/fs/cgroup/memory/memory.oom_control",
+    2: "/sys/fs/cgroup/memory.events",
+}
+"""Where a container sees the kernel count its OOM kills."""
+
+
+class DockerRuntime:
+    """
+    Jobs as containers.
+
+    :param hierarchy: where control groups are
+    :param nonce: marks our containers
+    :param url: the daemon; the environment's own if none is given
+    :param privileged: give containers Docker's default rights and a writable file system
+    """
+
+    name = "docker"
+
+    def __init__(
+        self, hierarchy: Hierarchy, nonce: str, url: str | None = None, privileged: bool = False
+    ):
+        self._hierarchy = hierarchy
+        self._nonce = nonce
+        self._url = url
+        self._privileged = privileged
+        self._client: docker.DockerClient | None = None
+
+    def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
+        """See `Runtime.start`."""
+        if attempt.group is None:
+            raise JobFailedError("containers need control groups that can be written")
+        attempt.group.set_weight(weight)
+        with self._calls() as api:
+            self._remove_leftover(api, self._container_name(attempt))
+            try:
+                container = self._create(api, attempt, cores)
+                api.start(container)
+            except ImageNotFound as error:
+                raise JobFailedError(f"image {attempt.job.image} is not there") from error
+            except APIError as error:
+                raise JobFailedError(f"cannot be started: {error.explanation}") from error
+            return self._instance(api, attempt, container["Id"])
+
+    def pause(self, instance: Instance) -> None:
+        """See `Runtime.pause`."""
+        with self._calls() as api:
+            if not self._state(api, instance)["Paused"]:
+                api.pause(instance.key)
+
+    def resume(self, instance: Instance) -> None:
+        """See `Runtime.resume`."""
+        with self._calls() as api:
+            if self._state(api, instance)["Paused"]:
+                api.unpause(instance.key)
+
+    def paused(self, instance: Instance) -> bool:
+        """See `Runtime.paused`."""
+        with self._calls() as api:
+            return bool(self._state(api, instance)["Paused"])
+
+    def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
+        """See `Runtime.move`."""
+        with self._calls() as api:
+            api.update_container(instance.key, cpuset_cpus=",".join(map(str, cores)))
+
+    def outcome(self, instance: Instance) -> tuple[int, str]:
+        """See `Runtime.outcome`."""
+        code = proof.exit_code(instance.attempt.folder)
+        if code == 0:
+            return 0, ""
+        with self._calls() as api:
+            try:
+                api.wait(instance.key, timeout=CALL_LIMIT_S)
+                state = self._state(api, instance)
+                tail = api.logs(instance.key, tail=LOG_LINES).decode(errors="replace").strip()
+            except NotFound:
+                return proof.NO_PROOF if code is None else code, "its container is gone"
+        if code is None:
+            # 0 without proof is what a daemon says that did not see the end.
+            code = proof.OOM if state["OOMKilled"] else int(state["ExitCode"]) or proof.NO_PROOF
+        return code, tail
+
+    def remove(self, instance: Instance) -> None:
+        """See `Runtime.remove`."""
+        with self._calls() as api, contextlib.suppress(NotFound):
+            api.remove_container(instance.key, force=True, v=True)
+
+    def find(self, attempt: Attempt) -> Instance | None:
+        """See `Runtime.find`."""
+        with self._calls() as api:
+            try:
+                found = api.inspect_container(self._container_name(attempt))
+            except NotFound:
+                return None
+            if found["Config"]["Labels"].get(LABEL) != self._nonce:
+                return None
+            return self._instance(api, attempt, found["Id"])
+
+    def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
+        """See `Runtime.sweep`: whatever carries our mark."""
+        with self._calls() as api:
+            ours = {"label": f"{LABEL}={self._nonce}"}
+            for container in api.containers(all=True, filters=ours):
+                with contextlib.suppress(NotFound):
+                    api.remove_container(container["Id"], force=True, v=True)
+
+    def _create(self, api: Any, attempt: Attempt, cores: tuple[int, ...]) -> Any:
+        job, group = attempt.job, attempt.group
+        assert group is not None
+        limits: dict[str, Any] = {
+            "network_mode": "none",
+            "cpuset_cpus": ",".join(map(str, cores)),
+            "cgroup_parent": str(group.path),
+            "mem_limit": f"{job.memory_mib}m",
+            "memswap_limit": f"{job.memory_mib}m",
+            "mounts": [docker.types.Mount(proof.MOUNTED_AT, str(attempt.folder), type="bind")],
+            "log_config": docker.types.LogConfig(
+                type="json-file", config={"max-size": "1m", "max-file": "1"}
+            ),
+            "security_opt": ["no-new-privileges"],
+        }
+        place = {}
+        if not self._privileged:
+            limits |= {"read_only": True, "cap_drop": ["ALL"], "tmpfs": {"/tmp": "size=64m"}}
+            place = {"working_dir": "/tmp"}
+        command = proof.wrapped(
+            job.launch_command(attempt.threads),
+            proof.MOUNTED_AT,
+            OOM_EVENTS[self._hierarchy.version],
+        )
+        return api.create_container(
+            job.image,
+            entrypoint=command[:1],
+            command=command[1:],
+            name=self._container_name(attempt),
+            labels={LABEL: self._nonce, "coretide.job": job.name},
+            host_config=api.create_host_config(**limits),
+            **place,
+        )
+
+    def _instance(self, api: Any, attempt: Attempt, container: str) -> Instance:
+        assert attempt.group is not None
+        pid = int(api.inspect_container(container)["State"]["Pid"])
+        if pid:
+            with contextlib.suppress(OSError):  # it may have ended already
+                placement = GroupPlacement(attempt.group, cpuset_folder(self._hierarchy, pid))
+                return Instance(attempt, container, pid, os.pidfd_open(pid), placement)
+        return Instance(attempt, container, 0, -1, None)
+
+    def _container_name(self, attempt: Attempt) -> str:
+        return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"
+
+    def _remove_leftover(self, api: Any, name: str) -> None:
+        with contextlib.suppress(NotFound):
+            if api.inspect_container(name)["Config"]["Labels"].get(LABEL) == self._nonce:
+                api.remove_container(name, force=True, v=True)
+
+    @staticmethod
+    def _state(api: Any, instance: Instance) -> dict[str, Any]:
+        state: dict[str, Any] = api.inspect_container(instance.key)["State"]
+        return state
+
+    @contextlib.contextmanager
+    def _calls(self) -> Iterator[Any]:
+        """Docker's API; a daemon that is away or slow is not the job's fault."""
+        try:
+            if self._client is None:
+                self._client = connect(self._url)
+            yield self._client.api
+        except (requests.exceptions.RequestException, OSError) as error:
+            raise RuntimeUnavailableError(f"Docker: {error}") from error
+        except (JobFailedError, APIError):
+            raise
+        except DockerException as error:
+            raise RuntimeUnavailableError(f"Docker: {error}") from error
+
+
+def connect(url: str | None) -> docker.DockerClient:
+    """
+    A Docker daemon.
+
+    :param url: its address; the environment's own if none is given
+    """
+    if url is None:
+        return docker.from_env(timeout=CALL_LIMIT_S)
+    return docker.DockerClient(base_url=url, timeout=CALL_LIMIT_S)

@@ -1,0 +1,255 @@
+"""One deployment: prepare, run the loop, leave the machine as it was found."""
+
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.policy import Policy
+from deploy import service
+from deploy.actuator import Actuator
+from deploy.cgroups import LEAST_WEIGHT, Hierarchy, JobGroup, find_hierarchy, job_groups_beside
+from deploy.dry_run import DryActuator
+from deploy.guardian import Guardian, make_safe
+from deploy.loop import Loop, StopRequest
+from deploy.machine import LiveMachine
+from deploy.record import SCHEDULER, Event, Recorder
+from deploy.restore import undo
+from deploy.runtimes import ProcessRuntime, Runtime
+from deploy.sensors import ServiceSensor, VcpuClock
+from deploy.state import STATE_FILE, State, StateFolder, claim
+from env.errors import InputError
+from env.scenario import Scenario
+
+FIND_LIMIT_S = 1.0
+"""How long memcached may take to answer at the start."""
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What the command line decides.
+
+    :param host: where memcached listens
+    :param port: where memcached listens
+    :param runtime: docker or process
+    :param docker: the Docker daemon's address; the environment's own if none is given
+    :param privileged: whether containers get Docker's default rights
+    :param folder: where the state is kept
+    :param report: where records go
+    :param leave_jobs: whether an interrupted deployment leaves its jobs running
+    :param resume: whether to go on from what an earlier loop left
+    :param dry_run: whether nothing may be touched
+    """
+
+    host: str
+    port: int
+    runtime: str
+    docker: str | None
+    privileged: bool
+    folder: Path
+    report: Path
+    leave_jobs: bool = False
+    resume: bool = False
+    dry_run: bool = False
+
+
+def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardian) -> int:
+    """
+    Deploy a policy until all jobs have ended.
+
+    :param scenario: the problem
+    :param policy: who decides
+    :param settings: see there
+    :param guardian: makes the machine safe if this process dies
+    :return: the exit code: 0 if every job has succeeded and the machine is as it was
+    :raises InputError: if it cannot begin
+    """
+    folder = StateFolder(settings.folder)
+    folder.lock()
+    state = _begin_state(scenario, settings, folder)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        sensor = ServiceSensor(settings.host, settings.port)
+        stack.callback(sensor.close)
+        who = find_service(sensor, settings, state.started_s)
+        vcpus = VcpuClock(scenario.machine.vcpus, _cpuacct())
+        stack.callback(vcpus.close)
+        recorder = Recorder(settings.report, scenario, state.started_s, _print_event(state))
+        stack.callback(recorder.close)
+        if settings.dry_run:
+            machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+            Loop(machine, policy, recorder, stop).run()
+            return EXIT_OK
+        stack.enter_context(claim(who))
+        hierarchy = usable_hierarchy()
+        runtime = make_runtime(state, settings, hierarchy)
+        groups = _group_maker(state, hierarchy, who.pid)
+        actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
+        folder.save(state)
+        guardian.watch(folder.path / STATE_FILE)
+        machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian)
+        try:
+            if settings.resume:
+                machine.take_over()
+            Loop(machine, policy, recorder, stop).run()
+        finally:
+            actuator.close()
+            leave = settings.leave_jobs and stop.number != 0
+            faults = _end(state, folder, runtime, hierarchy, leave, recorder)
+        return _exit_code(state, stop, faults)
+
+
+def restore(settings: Settings) -> int:
+    """
+    Undo what an earlier loop has left.
+
+    :param settings: where its state is
+    :return: the exit code: 0 if the machine is as it was
+    """
+    folder = StateFolder(settings.folder)
+    folder.lock()
+    state = folder.load()
+    if state is None:
+        print(f"nothing to restore in {folder.path}")
+        return EXIT_OK
+    hierarchy = usable_hierarchy()
+    faults = undo(state, folder, make_runtime(state, settings, hierarchy), hierarchy)
+    for fault in faults:
+        print(f"coretide: {fault}", file=sys.stderr)
+    if faults:
+        return EXIT_FAILED
+    folder.clear()
+    print("memcached has its vCPUs back, no job is left, nothing is paused")
+    return EXIT_OK
+
+
+def usable_hierarchy() -> Hierarchy | None:
+    """Where control groups are, if this process may make some."""
+    try:
+        hierarchy = find_hierarchy()
+    except OSError:
+        return None
+    writable = all(os.access(mount, os.W_OK) for mount in set(hierarchy.mounts.values()))
+    return hierarchy if writable else None
+
+
+def make_runtime(state: State, settings: Settings, hierarchy: Hierarchy | None) -> Runtime:
+    """
+    Who runs the jobs.
+
+    :raises InputError: if it cannot on this machine
+    """
+    if state.runtime == "process":
+        return ProcessRuntime()
+    if hierarchy is None:
+        raise InputError("containers need control groups this user may write; use sudo")
+    from deploy.containers import DockerRuntime
+
+    return DockerRuntime(hierarchy, state.nonce, state.docker or None, settings.privileged)
+
+
+def _begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
+    left = folder.load()
+    if settings.resume:
+        if left is None:
+            raise InputError(f"{folder.path}: no deployment to resume")
+        if left.scenario != scenario.name:
+            raise InputError(
+                f"{folder.path}: holds a deployment of {left.scenario}, not of {scenario.name}"
+            )
+        return left
+    if left is not None and not settings.dry_run:
+        raise InputError(
+            f"{folder.path}: holds an unfinished deployment; use --resume or --restore"
+        )
+    return State(
+        nonce=secrets.token_hex(6),
+        scenario=scenario.name,
+        runtime=settings.runtime,
+        docker=settings.docker or "",
+        started_s=time.monotonic(),
+    )
+
+
+def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) -> service.Identity:
+    """
+    Wait until memcached has answered.
+
+    :param sensor: looks for it
+    :param settings: where it listens
+    :param started_s: when the sensor's clock was 0, on the monotonic clock
+    :raises InputError: if it does not, or it is none of this machine
+    """
+    give_up_s = time.monotonic() - started_s + FIND_LIMIT_S
+    while sensor.who is None:
+        now_s = time.monotonic() - started_s
+        if now_s > give_up_s:
+            raise InputError(
+                f"{settings.host}:{settings.port}: no memcached of this machine answers there"
+            )
+        sensor.ask(now_s)
+        time.sleep(0.001)
+        sensor.poll(now_s)
+    return sensor.who
+
+
+def _group_maker(
+    state: State, hierarchy: Hierarchy | None, service_pid: int
+) -> Callable[[str], JobGroup] | None:
+    if hierarchy is None:
+        return None
+    state.background = LEAST_WEIGHT[hierarchy.version]
+    beside = job_groups_beside(hierarchy, service_pid)
+    return lambda job: beside(f"coretide-{state.nonce}-{job}")
+
+
+def _cpuacct() -> Path | None:
+    try:
+        hierarchy = find_hierarchy()
+    except OSError:
+        return None
+    return hierarchy.mounts.get("cpuacct") if hierarchy.version == 1 else None
+
+
+def _end(
+    state: State,
+    folder: StateFolder,
+    runtime: Runtime,
+    hierarchy: Hierarchy | None,
+    leave: bool,
+    recorder: Recorder,
+) -> list[str]:
+    """Leave the machine as it was found, or the jobs running where that was asked for."""
+    if leave:
+        lines = make_safe(folder.path / STATE_FILE)
+        recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
+        return [line for line in lines if line.startswith("not done")]
+    faults = undo(state, folder, runtime, hierarchy)
+    for fault in faults:
+        recorder.event("custom", SCHEDULER, detail=fault)
+    if not faults:
+        recorder.event("custom", SCHEDULER, detail="the machine is as it was found")
+        folder.clear()
+    return faults
+
+
+def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
+    if stop.number:
+        return 128 + stop.number
+    failed = any(record.exit_code != 0 for record in state.jobs.values())
+    return EXIT_FAILED if failed or faults else EXIT_OK
+
+
+def _print_event(state: State) -> Callable[[Event], None]:
+    def show(event: Event) -> None:
+        said = event.detail if event.what == "custom" else f"{event.what} {event.arguments()}"
+        print(f"{event.time_s:8.3f} s  {event.job} {said}".rstrip(), flush=True)
+
+    return show

@@ -1,0 +1,326 @@
+"""
+The real machine, in the place of the simulated one: it shows telemetry and performs allocations.
+
+Sensors are polled every period, as in the simulator. A policy that sleeps until something happens
+is woken at the first poll after a job has ended or the load has moved; a move is first confirmed
+by a short window that lies after it whole, so that the policy sees the new load and not a mixture.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from deploy.guardian import Guardian
+from deploy.record import SCHEDULER, Recorder
+from deploy.sensors import ServiceSensor, VcpuClock
+from deploy.service import Identity
+from deploy.state import State
+from env.allocation import Allocation, JobAllocation, JobState
+from env.control import ControlState, regulated, wish
+from env.regulator import REASONS, pass_through, regulate_jobs, regulate_service
+from env.scenario import Scenario
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+
+ASK_AHEAD_S = 0.002
+"""How long before a poll memcached is asked for its counters."""
+
+CONFIRM_S = 0.006
+"""Window over which a move of the load is confirmed."""
+
+STALE_S = 0.5
+"""Older readings are not decided by."""
+
+AWAY_S = 0.4
+"""After a gap like this the guardian may have changed things."""
+
+
+class JobStanding(Protocol):
+    """One job as an actuator knows it."""
+
+    @property
+    def wanted(self) -> JobAllocation:
+        """What it should have; pending if it is to be started (again)."""
+
+    @property
+    def state(self) -> JobState:
+        """Where it stands."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way or left to be cleaned up."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds it has used."""
+
+
+class Actuation(Protocol):
+    """Whoever performs allocations; see `deploy.actuator.Actuator`."""
+
+    state: State
+
+    @property
+    def jobs(self) -> Mapping[str, JobStanding]:
+        """The jobs in the scenario's order."""
+
+    @property
+    def changes(self) -> int:
+        """How many changes there were."""
+
+    def take_over(self, now_s: float) -> None:
+        """Find what an earlier loop left running."""
+
+    def follow(self, who: Identity) -> None:
+        """Turn to a memcached."""
+
+    def apply(self, allocation: Allocation) -> None:
+        """Make the machine hold an allocation."""
+
+    def poll(self, now_s: float) -> None:
+        """Go on with what takes longer."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep, but no longer than until a job ends."""
+
+    def forget_written(self) -> None:
+        """Write everything anew."""
+
+
+class LatencyProbe(Protocol):
+    """Whatever measures memcached's latency."""
+
+    def p95_us(self, window_s: float) -> float | None:
+        """95th percentile over the last window [µs]; None if it saw too little."""
+
+
+class LiveMachine:
+    """
+    One real machine.
+
+    :param scenario: the problem
+    :param actuator: performs allocations
+    :param sensor: memcached
+    :param vcpus: busy time of the vCPUs
+    :param recorder: is told what happens
+    :param guardian: is kept from acting; None for a machine nothing is done to
+    :param probe: measures latency, where it is measured
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        actuator: Actuation,
+        sensor: ServiceSensor,
+        vcpus: VcpuClock,
+        recorder: Recorder,
+        guardian: Guardian | None = None,
+        probe: LatencyProbe | None = None,
+    ):
+        self.scenario = scenario
+        self.actuator = actuator
+        self.sensor = sensor
+        self.overruled = self.overruns = 0
+        self._vcpus = vcpus
+        self._recorder = recorder
+        self._guardian = guardian
+        self._probe = probe
+        self._probe_window_s = 0.0
+        self._started_s = actuator.state.started_s
+        self._busy_before = vcpus.read()
+        self._row = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 1.0))
+        self._applied = regulated(self._row, scenario)
+        self._decided_qps = self._decided_cpu = math.nan
+        self._polled_s = self.now_s
+        self._reasons = 0
+        self._sent: tuple[object, ...] = ()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run started; setting the machine's clock does not change it."""
+        return time.monotonic() - self._started_s
+
+    @property
+    def over(self) -> bool:
+        """Whether every job is done or given up, and nothing is left to be cleaned up."""
+        runs = self.actuator.jobs.values()
+        return all(run.state == JobState.DONE and not run.busy for run in runs)
+
+    @property
+    def applied(self) -> Allocation:
+        """What was last sent to the actuator."""
+        return self._applied
+
+    @property
+    def stale(self) -> str:
+        """Why the telemetry cannot be decided by; empty if it can."""
+        age_s = self.sensor.age_s(self.now_s)
+        if age_s <= STALE_S:
+            return ""
+        return f"memcached's readings are {age_s:.1f} s old" if age_s < 1e9 else "no reading yet"
+
+    def take_over(self) -> None:
+        """Go on from what an earlier loop left running."""
+        self.actuator.take_over(self.now_s)
+        row = self._row
+        for index, run in enumerate(self.actuator.jobs.values()):
+            wanted = run.wanted
+            if wanted.state not in (JobState.RUNNING, JobState.PAUSED):
+                continue
+            row.state[index] = row.wish_state[index] = int(wanted.state)
+            row.threads[index] = row.wish_threads[index] = wanted.threads
+            row.weight[index] = row.wish_weight[index] = int(wanted.weight)
+            if wanted.cores:
+                mask = sum(1 << core for core in wanted.cores)
+                row.cores[index] = row.wish_cores[index] = mask
+        self._applied = regulated(row, self.scenario)
+
+    def watch(self, probe_window_s: float) -> None:
+        """
+        Prepare for a policy.
+
+        :param probe_window_s: over how long it wants latency measured; 0 if not at all
+        """
+        self._probe_window_s = probe_window_s
+
+    def telemetry(self) -> Telemetry:
+        """What the machine shows, as of the last poll."""
+        sensor, cpu, requests = self.sensor, self.sensor.cpu, self.sensor.requests
+        busy = zip(self._vcpus.read(), self._busy_before, strict=True)
+        p95_us = None
+        if self._probe is not None and self._probe_window_s > 0.0:
+            p95_us = self._probe.p95_us(self._probe_window_s)
+        return Telemetry(
+            time_s=self._polled_s,
+            service=ServiceTelemetry(
+                requests=0.0 if requests is None else requests.count,
+                cpu_s=0.0 if cpu is None else cpu.cpu_s,
+                run_delay_s=0.0 if cpu is None else cpu.run_delay_s,
+                qps=sensor.qps,
+                cpu_cores=sensor.cpu_cores,
+                p95_us=p95_us,
+            ),
+            vcpu_busy_s=tuple(now - before for now, before in busy),
+            jobs={
+                name: JobTelemetry(run.state, run.cpu_s())
+                for name, run in self.actuator.jobs.items()
+            },
+            applied=self._applied,
+        )
+
+    def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
+        """
+        Wish for an allocation; what the regulator leaves of it is actuated.
+
+        :param allocation: the policy's wish
+        :param regulator_on: False lets the wish through as it is
+        """
+        row = self._row
+        row.now_s = self._polled_s
+        for index, run in enumerate(self.actuator.jobs.values()):
+            row.job_state[index] = int(run.state)
+        wish(row, allocation, self.scenario)
+        row.overruled = 0
+        if regulator_on:
+            regulate_service(row)
+            regulate_jobs(row)
+        else:
+            pass_through(row)
+        if row.overruled_reasons != self._reasons:
+            self._note_overruled()
+        self.overruled += row.overruled
+        self._decided_qps, self._decided_cpu = self.sensor.qps, self.sensor.cpu_cores
+        sent = _sent(row)
+        if sent != self._sent:
+            self._sent = sent
+            self._applied = regulated(row, self.scenario)
+            self.actuator.apply(self._applied)
+
+    def advance(self, until_s: float, wake: bool = False) -> None:
+        """
+        Poll until `until_s`, the policy's next turn.
+
+        :param until_s: since the run started
+        :param wake: whether a job's end or a move of the load ends the wait at the next poll
+        """
+        period_s = self.scenario.control.period_s
+        standing = self._standing()
+        confirming = False
+        while True:
+            due_s = self._due_s(CONFIRM_S if confirming else period_s)
+            self._await_poll(due_s)
+            self.poll()
+            if due_s >= until_s - 1e-4 or (wake and self._standing() != standing):
+                return
+            moved = wake and self._load_moved()
+            if moved and confirming:
+                return
+            confirming = moved
+
+    def poll(self) -> None:
+        """Read the sensors once and let the actuator go on."""
+        now_s = self.now_s
+        if now_s - self._polled_s > AWAY_S:
+            self._recorder.event(
+                "custom", SCHEDULER, detail=f"away for {now_s - self._polled_s:.2f} s"
+            )
+            self.actuator.forget_written()
+        self._polled_s = now_s
+        if self._guardian is not None:
+            self._guardian.beat(now_s)
+        self.sensor.poll(now_s)
+        if self.sensor.who is not None:
+            self.actuator.follow(self.sensor.who)
+        self.actuator.poll(now_s)
+        for index, run in enumerate(self.actuator.jobs.values()):
+            if run.state == JobState.PENDING:  # a failed attempt, to be started again
+                self._row.state[index] = int(JobState.PENDING)
+                self._sent = ()
+
+    def _due_s(self, wait_s: float) -> float:
+        """When the next poll is due; polls that were missed are left out."""
+        due_s, now_s = self._polled_s + wait_s, self.now_s
+        if due_s < now_s:
+            self.overruns += 1
+        return max(due_s, now_s)
+
+    def _standing(self) -> list[bool]:
+        """Which jobs wait for a decision: not started, or done."""
+        resting = (JobState.PENDING, JobState.DONE)
+        return [run.state in resting for run in self.actuator.jobs.values()]
+
+    def _await_poll(self, due_s: float) -> None:
+        """Sleep, ask memcached for its counters, sleep a little more."""
+        self._sleep(due_s - ASK_AHEAD_S)
+        self.sensor.ask(self.now_s)
+        self._sleep(due_s)
+
+    def _sleep(self, until_s: float) -> None:
+        while (left_s := until_s - self.now_s) > 0.0:
+            self.actuator.wait(left_s)
+
+    def _load_moved(self) -> bool:
+        """Whether the load has moved since the last decision, by requests or by CPU use alone."""
+        sensor, threshold = self.sensor, self.scenario.control.wake_qps
+        if abs(sensor.qps - self._decided_qps) > threshold:
+            return True
+        if sensor.requests is None or sensor.cpu is None or sensor.requests.count <= 0:
+            return False
+        # Without fresh counters the CPU time tells, at its price per request so far.
+        price_s = sensor.cpu.cpu_s / sensor.requests.count
+        return (
+            sensor.cpu.time_s - sensor.requests.time_s > self.scenario.control.period_s
+            and abs(sensor.cpu_cores - self._decided_cpu) > threshold * price_s
+        )
+
+    def _note_overruled(self) -> None:
+        """Record why the regulator overruled; called when the reasons have changed."""
+        self._reasons = self._row.overruled_reasons
+        words = "; ".join(text for flag, text in REASONS.items() if self._reasons & flag)
+        if words:
+            self._recorder.event("custom", SCHEDULER, detail=f"overruled: {words}")
+
+
+def _sent(row: ControlState) -> tuple[object, ...]:
+    """What of a control row goes to the actuator, to see whether it has changed."""
+    jobs = (row.state, row.cores, row.weight, row.threads, row.quota)
+    return row.service, *map(tuple, jobs)

@@ -1,0 +1,140 @@
+"""
+memcached's process: who it is, and on which vCPUs its threads run.
+
+All threads are moved, not the main one alone: its workers are where the work is.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROUNDS = 5
+"""How often the threads are listed again until no new one appears."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """
+    A process, told apart from a later one with the same number.
+
+    :param pid: its number
+    :param started: when it started [clock ticks since boot]
+    """
+
+    pid: int
+    started: int
+
+
+def identify(pid: int) -> Identity:
+    """
+    The process that has a number now.
+
+    :raises OSError: if there is none
+    """
+    return Identity(pid, int(stat_fields(pid)[19]))
+
+
+def is_alive(who: Identity) -> bool:
+    """Whether the process is still there, and has not ended to a zombie."""
+    try:
+        fields = stat_fields(who.pid)
+    except OSError:
+        return False
+    return int(fields[19]) == who.started and fields[0] not in "ZX"
+
+
+def is_memcached(pid: int, port: int) -> bool:
+    """
+    Whether a process is a memcached that listens on a port: its own word is not enough.
+
+    :param pid: what something that answered on the port said its number was
+    :param port: TCP port
+    """
+    try:
+        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() != "memcached":
+            return False
+        listening = _listening_sockets(pid, port)
+        return any(str(file.readlink()) in listening for file in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def thread_ids(pid: int) -> list[int]:
+    """
+    The threads of a process.
+
+    :raises OSError: if there is no such process
+    """
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - names alone
+
+
+def affinities(pid: int) -> dict[int, tuple[int, ...]]:
+    """
+    The vCPUs each thread of a process may run on.
+
+    :raises OSError: if there is no such process
+    """
+    found = {}
+    for thread in thread_ids(pid):
+        with contextlib.suppress(ProcessLookupError):  # a thread may end
+            found[thread] = tuple(sorted(os.sched_getaffinity(thread)))
+    return found
+
+
+def pin(pid: int, cores: Iterable[int]) -> None:
+    """
+    Move all threads of a process, and read back that they have moved.
+
+    :param pid: which
+    :param cores: its vCPUs from now on
+    :raises OSError: if there is no such process, or the machine does not let it have them
+    """
+    wanted = set(cores)
+    moved: set[int] = set()
+    for _ in range(ROUNDS):
+        new = [thread for thread in thread_ids(pid) if thread not in moved]
+        if not new:
+            return
+        for thread in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, wanted)
+                if os.sched_getaffinity(thread) != wanted:
+                    raise OSError(f"thread {thread} of {pid} may not run on {sorted(wanted)}")
+            moved.add(thread)
+    raise OSError(f"process {pid} starts threads faster than they can be moved")
+
+
+def restore(who: Identity, original: dict[int, tuple[int, ...]]) -> None:
+    """
+    Give every thread the vCPUs that it had; threads that came since get the process' own.
+
+    :param who: the process; nothing is done if it is gone
+    :param original: what `affinities` said at first
+    """
+    if not is_alive(who) or not original:
+        return
+    common = original.get(who.pid) or next(iter(original.values()))
+    for thread in thread_ids(who.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, original.get(thread, common))
+
+
+def stat_fields(pid: int) -> list[str]:
+    """What follows the name in `/proc/PID/stat`: the state first, the start time at 19."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _listening_sockets(pid: int, port: int) -> set[str]:
+    """What the file descriptors of sockets that listen on a port look like."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8")
+            for line in text.splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{fields[9]}]")
+    return found

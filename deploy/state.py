@@ -1,0 +1,197 @@
+"""
+What a loop must know to take over from one that was killed: a small file that only we can read.
+
+The machine itself is the state: containers, proofs and control groups outlive the loop. The file
+says which of them are ours. It is written anew, whole, before anything that it speaks of is done.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.service import Identity
+from env.errors import InputError
+
+STATE_FILE, LOCK_FILE = "state.json", "lock"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass
+class ServiceRecord:
+    """memcached: its process, and the vCPUs its threads had before we came."""
+
+    pid: int
+    started: int
+    affinity: dict[int, tuple[int, ...]]
+
+
+@dataclass
+class JobRecord:
+    """
+    A job's attempts so far.
+
+    :param attempts: how many were begun
+    :param failures: how many of them failed
+    :param threads: of the last one
+    :param key: what the runtime calls the last one, once it was started
+    :param group: path of its control group, empty where there is none
+    :param weight_file: the file that carries its weight, empty where there is no group
+    :param exit_code: of the job; None until it is done or given up
+    :param start_s: when the first attempt started, since the run started
+    :param end_s: when the job was done or given up
+    :param paused_s: how long it was paused
+    """
+
+    attempts: int = 0
+    failures: int = 0
+    threads: int = 0
+    key: str = ""
+    group: str = ""
+    weight_file: str = ""
+    exit_code: int | None = None
+    start_s: float | None = None
+    end_s: float | None = None
+    paused_s: float = 0.0
+
+
+@dataclass
+class State:
+    """
+    One deployment.
+
+    :param nonce: marks what is ours
+    :param scenario: its name
+    :param runtime: docker or process
+    :param docker: address of the Docker daemon, or empty for the default
+    :param started_s: when it began, on the monotonic clock of this boot
+    :param background: what is written to a job's weight file to make it yield
+    """
+
+    nonce: str
+    scenario: str
+    runtime: str
+    docker: str
+    started_s: float
+    background: int = 0
+    boot: str = field(default_factory=lambda: BOOT_ID.read_text(encoding="utf-8").strip())
+    service: ServiceRecord | None = None
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+
+
+class StateFolder:
+    """
+    The folder that a deployment keeps its state and its jobs' proofs in.
+
+    :param path: made with mode 0700
+    :raises InputError: if it cannot be made, or others can open it
+    """
+
+    def __init__(self, path: Path):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = path.stat()
+        except OSError as error:
+            raise InputError(f"{path}: cannot hold the state: {error.strerror}") from error
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise InputError(f"{path}: must be yours, and closed to others (mode 0700)")
+        self.path = path.resolve()
+        self._lock = -1
+
+    def lock(self) -> None:
+        """
+        Keep a second loop away, until this process ends.
+
+        :raises InputError: if there is one already
+        """
+        self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"{self.path}: another loop is running with this state") from error
+
+    def load(self) -> State | None:
+        """
+        What an earlier loop left, if it left anything on this boot.
+
+        :raises InputError: if the file is damaged
+        """
+        return read_state(self.path)
+
+    def save(self, state: State) -> None:
+        """
+        Write the state.
+
+        :raises OSError: if the disk refuses it
+        """
+        new = self.path / f"{STATE_FILE}.new"
+        new.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        new.replace(self.path / STATE_FILE)
+
+    def clear(self) -> None:
+        """Forget a deployment that has ended; its proofs go too."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / STATE_FILE).unlink()
+        for folder in sorted(self.path.glob("attempt-*")):
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+
+    def attempt_folder(self, job: str, number: int) -> Path:
+        """Where an attempt leaves its proof; made if need be."""
+        folder = self.path / f"attempt-{job}-{number}"
+        folder.mkdir(exist_ok=True)
+        # A container's user may be any; nobody else comes past the folder above.
+        folder.chmod(0o777)
+        return folder
+
+
+def read_state(folder: Path) -> State | None:
+    """
+    What a state file says.
+
+    :param folder: see `StateFolder`
+    :return: None if there is none, or it is from before the machine was started
+    :raises InputError: if the file is damaged
+    """
+    path = folder / STATE_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        state = _from_json(content)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
+
+
+def claim(who: Identity) -> socket.socket:
+    """
+    Keep two loops off the same memcached, whatever their state folders.
+
+    :param who: memcached
+    :return: keep it: the claim ends with it
+    :raises InputError: if another loop has it
+    """
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        mark.bind(f"\0coretide-{who.pid}-{who.started}")
+    except OSError as error:
+        mark.close()
+        raise InputError(f"memcached {who.pid}: another loop steers it already") from error
+    return mark
+
+
+def _from_json(content: dict[str, Any]) -> State:
+    service = content.pop("service")
+    jobs = content.pop("jobs")
+    state = State(**content)
+    if service is not None:
+        affinity = {int(key): tuple(cores) for key, cores in service["affinity"].items()}
+        state.service = ServiceRecord(service["pid"], service["started"], affinity)
+    state.jobs = {name: JobRecord(**record) for name, record in jobs.items()}
+    return state

@@ -1,0 +1,1 @@
+"""The live side against real engines: memcached, stress-ng, control groups, Docker."""

@@ -1,0 +1,237 @@
+"""A memcached, a Docker daemon and deployments of our own, each gone when its test has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import docker
+import numpy as np
+import pytest
+import yaml
+
+from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
+from deploy import daemon, images, memcached, service
+from deploy.deployment import usable_hierarchy
+from env.action import edit_table
+from env.observation import VERSION, feature_count
+from env.scenario import load_scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ("dedup", "radix")
+
+needs_groups = pytest.mark.skipif(
+    usable_hierarchy() is None, reason="control groups cannot be written here"
+)
+needs_docker = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("dockerd") is None or usable_hierarchy() is None,
+    reason="no Docker daemon can be started here",
+)
+
+
+@pytest.fixture
+def server() -> Iterator[memcached.Memcached]:
+    """A memcached with two worker threads."""
+    with memcached.running(threads=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[daemon.Daemon]:
+    """A Docker daemon of our own that has the image of stress-ng."""
+    folder = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))  # a short path, for its sockets
+    with daemon.running(folder) as started:
+        client = docker.DockerClient(base_url=started.url)
+        images.ensure_stress_image(client)
+        client.close()
+        yield started
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a scenario of two vCPUs and the jobs' commands, two short ones if none are given."""
+
+    def write(sharing: bool = True, **commands: list[str]) -> Path:
+        jobs = commands or {
+            "dedup": ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "800"],
+            "radix": ["stress-ng", "--matrix", "{threads}", "--matrix-ops", "400"],
+        }
+        # Without sharing one vCPU is the jobs' own, and nothing else on the machine starves them.
+        choices = [[0], [0, 1]] if sharing else [[0]]
+        content = {
+            "name": "two",
+            "description": "jobs of the machine's own programs",
+            "profile": "cca-2025",
+            "machine": {"vcpus": 2, "memory_mib": 2048},
+            "service": {"threads": 2, "slo_us": 1000, "core_choices": choices},
+            "regulation": {"share_service_cores": sharing},
+            "jobs": [
+                {
+                    "name": name,
+                    "image": images.STRESS_IMAGE,
+                    "command": command,
+                    "threads": [1, 2],
+                    "memory_mib": 256,
+                }
+                for name, command in jobs.items()
+            ],
+            "load": {"qps_min": 1000, "qps_max": 60000, "interval_s": 5, "duration_s": 60},
+            "control": {"period_s": 0.025, "hold_s": 1.0, "wake_qps": 5000},
+        }
+        path = tmp_path / "two.yaml"
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def groups_file(tmp_path: Path) -> Path:
+    """threshold-groups for the two jobs: both at once."""
+    rule = {
+        "rule": "threshold-groups",
+        "period_s": 0.1,
+        "threshold": 0.6,
+        "groups": [[{"job": job, "threads": 1, "cores": 1} for job in JOBS]],
+    }
+    path = tmp_path / "groups.yaml"
+    path.write_text(yaml.safe_dump(rule), encoding="utf-8")
+    return path
+
+
+def write_checkpoint(path: Path, scenario_path: Path) -> Path:
+    """A PPO checkpoint as training exports it, of a network that has learned nothing."""
+    scenario = load_scenario(scenario_path)
+    table, width = edit_table(scenario), feature_count(scenario)
+    metadata = {
+        "format": FORMAT,
+        "observation_version": VERSION,
+        "scenario": scenario.name,
+        "features": width,
+        "actions": [table.describe(edit) for edit in range(len(table))],
+        "job_work_s": dict.fromkeys(scenario.job_names, 10.0),
+    }
+    rng = np.random.default_rng(3)
+    arrays: dict[str, Any] = {}
+    for layer, (inputs, outputs) in enumerate(((width, 32), (32, len(table)))):
+        arrays[f"weight_{layer}"] = rng.normal(size=(outputs, inputs)).astype(np.float32)
+        arrays[f"bias_{layer}"] = np.zeros(outputs, np.float32)
+    buffer = BytesIO()
+    np.savez(buffer, **arrays)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(METADATA_ENTRY, json.dumps(metadata))
+        archive.writestr(WEIGHTS_ENTRY, buffer.getvalue())
+    return path
+
+
+class Deployment:
+    """`deploy.py` as a process, its lines as they come."""
+
+    def __init__(self, folder: Path, server: memcached.Memcached, *options: str):
+        self.state = folder / "state"
+        self.report = folder / "report"
+        self.lines: list[str] = []
+        self._rest = b""
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, str(ROOT / "deploy.py")),
+                *("--memcached", f"{server.host}:{server.port}"),
+                *("--state", str(self.state), "--report", str(self.report)),
+                *options,
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def expect(self, pattern: str, limit_s: float = 20.0) -> str:
+        """Wait for a line; fail with everything that came instead."""
+        for line in self.lines:
+            if re.search(pattern, line):
+                return line
+        give_up_s = time.monotonic() + limit_s
+        while (left_s := give_up_s - time.monotonic()) > 0 and (found := self._next(left_s)):
+            if re.search(pattern, found):
+                return found
+        raise AssertionError(f"no line with {pattern!r} in:\n" + "\n".join(self.lines))
+
+    def finish(self, limit_s: float = 40.0) -> int:
+        """Read to the end; the exit code."""
+        give_up_s = time.monotonic() + limit_s
+        while (left_s := give_up_s - time.monotonic()) > 0 and self._next(left_s) is not None:
+            pass
+        return self.process.wait(max(0.1, give_up_s - time.monotonic()))
+
+    def kill(self) -> None:
+        """What no process can prepare for."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """End it, and undo what it did."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def count(self, pattern: str) -> int:
+        """How many lines have a pattern."""
+        return sum(bool(re.search(pattern, line)) for line in self.lines)
+
+    def _next(self, limit_s: float) -> str | None:
+        assert self.process.stdout is not None
+        while b"\n" not in self._rest:
+            if not select.select([self.process.stdout], [], [], limit_s)[0]:
+                return None
+            part = os.read(self.process.stdout.fileno(), 65536)
+            if not part:
+                return None
+            self._rest += part
+        line, self._rest = self._rest.split(b"\n", 1)
+        self.lines.append(line.decode(errors="replace"))
+        return self.lines[-1]
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, server: memcached.Memcached) -> Iterator[Callable[..., Deployment]]:
+    """Starts deployments against our memcached; they end with the test."""
+    started: list[Deployment] = []
+
+    def start(*options: str) -> Deployment:
+        started.append(Deployment(tmp_path, server, *options))
+        return started[-1]
+
+    yield start
+    for deployment in started:
+        deployment.close()
+    if (tmp_path / "state" / "state.json").exists():
+        undo = Deployment(tmp_path, server, "--restore")
+        undo.finish()
+        undo.close()
+
+
+def assert_as_found(server: memcached.Memcached) -> None:
+    """memcached may run anywhere again, and no group of ours is left."""
+    everywhere = tuple(sorted(os.sched_getaffinity(0)))
+    assert set(service.affinities(server.pid).values()) == {everywhere}
+    mounts = Path("/sys/fs/cgroup")
+    assert [group for job in JOBS for group in mounts.rglob(f"coretide-*-{job}")] == []

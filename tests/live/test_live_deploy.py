@@ -1,0 +1,232 @@
+"""Whole deployments: jobs end once, memcached moves, and the machine is left as it was found."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import docker
+import pytest
+
+from deploy import service
+from deploy.record import read_events
+from tests.live.conftest import ROOT, assert_as_found, needs_docker, write_checkpoint
+
+LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
+
+
+def jobs_ended(deployment):
+    events = read_events(deployment.report)
+    return sorted(event.job for event in events if event.what == "end")
+
+
+@pytest.mark.parametrize("policy", ["groups", "checkpoint"])
+def test_processes_run_to_their_end_and_leave_no_trace(
+    deploy, server, scenario_file, groups_file, tmp_path, policy
+):
+    scenario = scenario_file(sharing=policy == "groups")
+    who = ["--policy", str(groups_file)]
+    if policy == "checkpoint":
+        who = ["--checkpoint", str(write_checkpoint(tmp_path / "new.zip", scenario))]
+    run = deploy(*who, "--scenario", str(scenario), "--runtime", "process")
+    assert run.finish() == 0, run.lines
+    assert jobs_ended(run) == ["dedup", "radix"]
+    assert_as_found(server)
+    assert not (run.state / "state.json").exists()
+
+
+@needs_docker
+def test_containers_run_to_their_end_and_leave_no_trace(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario_file())),
+        *("--docker", docker_daemon.url),
+    )
+    assert run.finish() == 0, run.lines
+    assert jobs_ended(run) == ["dedup", "radix"]
+    assert_as_found(server)
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    assert client.containers.list(all=True) == []
+    client.close()
+
+
+@needs_docker
+def test_containers_have_no_network_no_rights_and_nothing_to_write_to(
+    deploy, scenario_file, groups_file, docker_daemon
+):
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario_file(dedup=LONG, radix=LONG))),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect("dedup start")
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    container = next(c for c in client.containers.list() if "dedup" in c.name)
+    settings = container.attrs["HostConfig"]
+    assert settings["NetworkMode"] == "none"
+    assert settings["ReadonlyRootfs"]
+    assert settings["CapDrop"] == ["ALL"]
+    assert [mount["Destination"] for mount in container.attrs["Mounts"]] == ["/proof"]
+    assert container.exec_run(["stress-ng", "--version"]).exit_code == 0
+    assert container.exec_run(["sh", "-c", "echo x > /usr/bin/x"]).exit_code != 0
+    client.close()
+
+
+def test_a_job_that_fails_is_retried_reported_and_given_up_while_others_finish(
+    deploy, server, scenario_file, groups_file
+):
+    scenario = scenario_file(
+        dedup=["sh", "-c", "echo no such luck; exit 3"],
+        radix=["stress-ng", "--cpu", "{threads}", "--cpu-ops", "200"],
+    )
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
+    assert run.finish() == 1
+    assert run.count(r"dedup attempt \d failed: exit code 3; last output: no such luck") == 3
+    assert run.count("dedup end") == 1
+    assert run.count("radix end") == 1
+    assert_as_found(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, groups_file, number):
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
+    run.expect("dedup start")
+    run.expect(r"update_cores \[0\]$")
+    assert set(service.affinities(server.pid).values()) == {(0,)}
+    run.process.send_signal(number)
+    assert run.finish() == 128 + number
+    assert_as_found(server)
+
+
+def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
+    deploy, server, scenario_file, groups_file
+):
+    job = ["sleep", "4"]
+    options = ["--policy", str(groups_file), "--scenario", str(scenario_file(dedup=job, radix=job))]
+    options += ["--runtime", "process"]
+    run = deploy(*options)
+    run.expect("radix start")
+    run.expect(r"update_cores \[0\]$")
+    started = json.loads((run.state / "state.json").read_text())["jobs"]
+    run.kill()
+    give_up_s = time.monotonic() + 1.0
+    while set(service.affinities(server.pid).values()) != {(0, 1)}:
+        assert time.monotonic() < give_up_s, "memcached is still held"
+        time.sleep(0.01)
+    again = deploy(*options, "--resume")
+    assert again.finish() == 0, again.lines
+    assert jobs_ended(again) == ["dedup", "radix"]
+    assert [job["attempts"] for job in started.values()] == [1, 1]
+    assert again.count(" start ") == 0
+    assert_as_found(server)
+
+
+def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups_file):
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    run = deploy(*options)
+    run.expect("radix start")
+    run.kill()
+    refused = deploy(*options)
+    assert refused.finish() == 2
+    assert refused.count("use --resume or --restore") == 1
+    undone = deploy("--restore")
+    assert undone.finish() == 0
+    assert_as_found(server)
+    names = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(run.state) not in names
+
+
+def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file):
+    before = service.affinities(server.pid)
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario_file()), "--dry-run")
+    run.expect("would start dedup with 1 threads on 1")
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 0
+    assert service.affinities(server.pid) == before
+    assert not (run.state / "state.json").exists()
+
+
+def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, tmp_path):
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    first = deploy(*options)
+    first.expect("dedup start")
+    second = deploy(*options)
+    assert second.finish() == 2
+    assert second.count("another loop is running") == 1
+    elsewhere = deploy(*options, "--state", str(tmp_path / "elsewhere"))
+    assert elsewhere.finish() == 2
+    assert elsewhere.count("another loop steers it already") == 1
+
+
+def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file):
+    from deploy import memcached
+    from tests.live.conftest import Deployment
+
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    first = memcached.start(threads=2)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    run = Deployment(tmp_path, first, *options)
+    try:
+        run.expect(r"update_cores \[0\]$")
+        memcached.stop(first)
+        run.expect("the fallback decides")
+        second = memcached.start(threads=2, port=first.port)
+        try:
+            run.expect(f"memcached process {second.pid}")
+            run.expect("decides again")
+            give_up_s = time.monotonic() + 5.0
+            while set(service.affinities(second.pid).values()) != {(0,)}:
+                assert time.monotonic() < give_up_s, run.lines
+                time.sleep(0.02)
+            run.process.send_signal(signal.SIGTERM)
+            assert run.finish() == 143
+            assert_as_found(second)
+        finally:
+            memcached.stop(second)
+    finally:
+        run.close()
+
+
+def test_check_says_whether_the_machine_is_fit(deploy, scenario_file):
+    run = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
+    assert run.finish() == 0, run.lines
+    run.expect("ok  memcached at .* 2 worker threads")
+    nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(scenario_file()))
+    assert nobody.finish() == 1
+    nobody.expect("FAIL  memcached at 127.0.0.1:9")
+
+
+def test_the_agent_imports_no_training_library(scenario_file):
+    code = (
+        "import sys; sys.path.insert(0, '.');"
+        "import deploy.commands, deploy.containers, deploy.check;"
+        "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib'};"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_bare_name_is_found_among_the_shipped_checkpoints(deploy, scenario_file):
+    run = deploy("--checkpoint", "best.zip", "--scenario", str(scenario_file()), "--dry-run")
+    assert run.finish() == 2
+    run.expect("best.zip: made for scenario cca-2025, whose actions differ")
+
+
+def test_bad_options_are_one_line(deploy):
+    for options, says in (
+        (["--memcached", "here"], "must be HOST:PORT"),
+        (["--policy", "no-such"], "unknown policy no-such"),
+        (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
+        (["--memcached", "127.0.0.1:9", "--policy", "concurrent"], "no memcached of this machine"),
+    ):
+        run = deploy(*options)
+        assert run.finish() == 2
+        assert len(run.lines) == 1
+        assert says in run.lines[0]

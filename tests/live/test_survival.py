@@ -1,0 +1,154 @@
+"""What the live side must survive, with the real engine: bounded, but minutes long."""
+
+import os
+import random
+import time
+
+import docker
+import pytest
+
+from deploy import daemon, images, service
+from deploy.record import read_events
+from tests.live.conftest import assert_as_found, needs_docker
+
+pytestmark = [pytest.mark.survival, needs_docker]
+
+WAIT = ["sh", "-c", "while [ $((n += 1)) -le 60 ]; do sleep 0.1; done"]
+
+
+def ended_once(deployment):
+    events = read_events(deployment.report)
+    return sorted(event.job for event in events if event.what == "end") == ["dedup", "radix"]
+
+
+def test_killed_again_and_again_no_job_is_lost_or_run_twice(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sleep", "5"], radix=["sleep", "6"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario)]
+    options += ["--docker", docker_daemon.url]
+    rng = random.Random(7)
+    run = deploy(*options)
+    for _ in range(5):
+        time.sleep(rng.uniform(0.3, 1.5))
+        run.kill()
+        run = deploy(*options, *(["--resume"] if (run.state / "state.json").exists() else []))
+    assert run.finish() == 0, run.lines
+    assert ended_once(run)
+    assert_as_found(server)
+
+
+def test_a_container_killed_from_outside_is_run_again(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sleep", "3"], radix=["sleep", "1"])
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect("dedup start")
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    next(one for one in client.containers.list() if "dedup" in one.name).kill()
+    client.close()
+    run.expect("dedup attempt 1 failed: exit code 137")
+    assert run.finish() == 0, run.lines
+    assert run.count("dedup start") == 2
+    assert ended_once(run)
+    assert_as_found(server)
+
+
+def test_a_container_told_to_stop_is_not_taken_for_done(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    """stress-ng exits with 0 then."""
+    scenario = scenario_file(
+        dedup=["stress-ng", "--cpu", "1", "--cpu-ops", "4000"], radix=["sleep", "1"]
+    )
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect("dedup start")
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    next(one for one in client.containers.list() if "dedup" in one.name).stop()
+    client.close()
+    run.expect("dedup attempt 1 failed: exit code 143")
+    assert run.finish(60) == 0, run.lines
+    assert ended_once(run)
+
+
+def test_a_job_killed_for_memory_is_not_taken_for_done(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    """stress-ng exits with 0 when the kernel kills its workers."""
+    hungry = ["stress-ng", "--vm", "1", "--vm-bytes", "600m", "--vm-ops", "100", "--vm-keep"]
+    scenario = scenario_file(dedup=hungry, radix=["sleep", "1"])
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect("dedup attempt 1 failed: exit code 137", 60)
+    assert run.finish(60) == 1, run.lines
+    assert_as_found(server)
+
+
+@pytest.mark.parametrize("live_restore", [True, False])
+def test_docker_is_restarted(
+    deploy, server, scenario_file, groups_file, tmp_path_factory, live_restore
+):
+    folder = tmp_path_factory.mktemp("d")
+    first = daemon.start(folder, live_restore)
+    try:
+        client = docker.DockerClient(base_url=first.url)
+        images.ensure_stress_image(client)
+        client.close()
+        scenario = scenario_file(dedup=["sleep", "6"], radix=["sleep", "5"])
+        run = deploy(
+            *("--policy", str(groups_file), "--scenario", str(scenario), "--docker", first.url)
+        )
+        run.expect("radix start")
+        daemon.stop(first)
+        first = daemon.start(folder, live_restore)
+        assert run.finish(60) == 0, run.lines
+        assert ended_once(run)
+        assert run.count("attempt 1 failed") == (0 if live_restore else 2)
+        assert_as_found(server)
+    finally:
+        daemon.stop(first)
+        daemon.remove(folder)
+
+
+def test_a_missing_image_fails_its_job_only(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    path = scenario_file(dedup=["sleep", "1"], radix=["sleep", "1"])
+    path.write_text(path.read_text().replace(images.STRESS_IMAGE, "no/such:image", 1))
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(path)),
+        *("--docker", docker_daemon.url),
+    )
+    assert run.finish() == 1
+    run.expect("dedup attempt 1 failed: image no/such:image is not there")
+    assert run.count("radix end") == 1
+    assert_as_found(server)
+
+
+def test_a_stopped_loop_is_made_safe_and_goes_on(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sleep", "5"], radix=["sleep", "5"])
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect(r"update_cores \[0\]$")
+    os.kill(run.process.pid, 19)
+    give_up_s = time.monotonic() + 1.2
+    while set(service.affinities(server.pid).values()) != {(0, 1)}:
+        assert time.monotonic() < give_up_s, "memcached is still held"
+        time.sleep(0.02)
+    os.kill(run.process.pid, 18)
+    run.expect("away for")
+    assert run.finish() == 0, run.lines
+    assert ended_once(run)
+    assert_as_found(server)
