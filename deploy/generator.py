@@ -6,7 +6,8 @@ pipelined batches over a few connections. As in mcperf, a connection carries a b
 requests; what is due while all are full waits and is sent as soon as there is room. Latencies are
 not measured here: they would show the ticks (see `deploy.probe`).
 
-Runs as a process of its own, started by `deploy.load`; writes one `COUNT` after each interval.
+Runs as a process of its own, started by `deploy.load`: it says `READY`, is told when to `START`,
+and writes one `COUNT` after each interval.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import gc
 import os
+import select
 import socket
 import struct
 import sys
@@ -44,6 +46,9 @@ SILENCE_S = 1.0
 RETRY_S = 0.02
 PRIORITY = 2
 POISSON_BLOCK = 4096
+
+READY, START = b"ready", struct.Struct("d")
+"""What is written when everything is set up, and the start that is read then [monotonic s]."""
 
 COUNT = struct.Struct("qqdd")
 """An interval's requests due and answered, the share of late ticks, CPU time so far [s]."""
@@ -183,13 +188,15 @@ def arrivals_of(rng: np.random.Generator, qps: float) -> list[int]:
 
 def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
     """
-    Serve a trace.
+    Serve a trace, or as much of it as somebody waits for.
 
     :param generator: what sends
     :param trace: how much, interval by interval
     :param start_s: when the first interval starts, on the monotonic clock
     """
-    parent, rng = os.getppid(), np.random.default_rng()
+    rng, cpu_s = np.random.default_rng(), time.process_time()
+    reader = select.poll()
+    reader.register(sys.stdout, 0)  # only its hanging up
     for index, qps in enumerate(trace.targets):
         end_s = start_s + (index + 1) * trace.interval_s
         due, answered, ticks, late = generator.due, generator.answered, 0, 0
@@ -205,13 +212,13 @@ def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
             while next_s <= now_s:  # after a delay, the ticks that were missed as well
                 if not arrivals:
                     arrivals = arrivals_of(rng, qps)
-                    if os.getppid() != parent:
+                    if reader.poll(0):
                         return
                 count += arrivals.pop()
                 next_s += TICK_S
             generator.tick(count, now_s)
         figures = (generator.due - due, generator.answered - answered, late / max(1, ticks))
-        os.write(sys.stdout.fileno(), COUNT.pack(*figures, time.process_time()))
+        os.write(sys.stdout.fileno(), COUNT.pack(*figures, time.process_time() - cpu_s))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -220,7 +227,6 @@ def parser() -> argparse.ArgumentParser:
     add = line.add_argument
     add("--memcached", type=address, required=True)
     add("--cpu", type=whole_number(0), required=True)
-    add("--start", type=number(0.0), required=True)
     add("--interval", type=number(0.001), required=True)
     add("targets", type=whole_number(1), nargs="+")
     return line
@@ -240,7 +246,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"coretide: load: {complaint}", file=sys.stderr)
     gc.disable()  # nothing here makes cycles, and a collection would be a pause
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        run(generator, trace, arguments.start)
+        os.write(sys.stdout.fileno(), READY)
+        start = sys.stdin.buffer.read(START.size)
+        if len(start) == START.size:
+            run(generator, trace, *START.unpack(start))
 
 
 if __name__ == "__main__":

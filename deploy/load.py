@@ -23,15 +23,18 @@ import time
 from collections.abc import Sequence
 
 from deploy import mcperf, realtime
-from deploy.generator import COUNT
+from deploy.generator import COUNT, READY, START
 from deploy.keys import load_records
 from deploy.probe import LIMIT_S, RATE_QPS, Probe
 from env.commandline import OneLineParser, address, number, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.simulator.load import LoadTrace
 
-WARM_UP_S = 0.5
-"""From the first probed request to the first interval: both processes have started by then."""
+LEAD_S = 0.1
+"""From both processes' being ready to the first interval."""
+
+PATIENCE_S = 10.0
+"""How late the client's own processes may be, on a machine that is busy with other things."""
 
 
 class Client:
@@ -42,22 +45,37 @@ class Client:
     :param port: memcached's address
     :param trace: the load; the probe's requests are part of it
     :param cpu: the vCPU of both
+    :raises InputError: if one of them cannot start
     """
 
     def __init__(self, host: str, port: int, trace: LoadTrace, cpu: int):
         self.trace = trace
-        self.probe = Probe(host, port, cpu, keep_s=trace.interval_s + 4 * LIMIT_S)
-        self.start_s = time.monotonic() + WARM_UP_S
-        rates = [max(1, target - round(RATE_QPS)) for target in trace.targets]
-        options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
-        options += ["--start", repr(self.start_s), "--interval", repr(trace.interval_s)]
-        self.generator = subprocess.Popen(
-            [sys.executable, "-m", "deploy.generator", *options, *map(str, rates)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
         self.late_ticks: list[float] = []
         self.cpu_s = 0.0
+        self.probe = Probe(host, port, cpu, keep_s=trace.interval_s + PATIENCE_S)
+        rates = [max(1, target - round(RATE_QPS)) for target in trace.targets]
+        options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
+        options += ["--interval", repr(trace.interval_s)]
+        self.generator = subprocess.Popen(
+            [sys.executable, "-m", "deploy.generator", *options, *map(str, rates)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            self.start_s = self._begin()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> float:
+        """Wait until both processes are ready, and tell the generator when to start."""
+        self._await_probe(time.monotonic())
+        self._from_generator(len(READY))
+        start_s = time.monotonic() + LEAD_S
+        assert self.generator.stdin is not None
+        self.generator.stdin.write(START.pack(start_s))
+        self.generator.stdin.flush()
+        return start_s
 
     def row(self, index: int) -> str:
         """
@@ -69,17 +87,9 @@ class Client:
         """
         start_s = self.start_s + index * self.trace.interval_s
         end_s = start_s + self.trace.interval_s
-        while self.probe.known_until_s < end_s and time.monotonic() < end_s + 2 * LIMIT_S:
-            select.select([self.probe.file], [], [], LIMIT_S)
-            if not self.probe.poll():
-                raise InputError("the probe has ended; its message is above")
-            time.sleep(0.02)  # records come one by one; a few at a time will do
+        self._await_probe(end_s)
         latencies_us = [1e6 * late_s for late_s in self.probe.between(start_s, end_s)]
-        assert self.generator.stdout is not None
-        counted = self.generator.stdout.read(COUNT.size)
-        if len(counted) < COUNT.size:
-            raise InputError("the load generator has ended; its message is above")
-        _, answered, late, self.cpu_s = COUNT.unpack(counted)
+        _, answered, late, self.cpu_s = COUNT.unpack(self._from_generator(COUNT.size))
         self.late_ticks.append(late)
         probed = sum(late_us < 1e6 * LIMIT_S for late_us in latencies_us)
         epoch_s = time.time() - time.monotonic()
@@ -95,7 +105,24 @@ class Client:
         """End both processes."""
         self.probe.stop()
         self.generator.kill()
-        self.generator.wait()
+        self.generator.communicate()
+
+    def _await_probe(self, until_s: float) -> None:
+        """Wait until all that was due before a moment was answered or is late."""
+        while self.probe.known_until_s < until_s:
+            if time.monotonic() > until_s + PATIENCE_S:
+                raise InputError("the probe is held up: it may have no real-time priority")
+            select.select([self.probe.file], [], [], LIMIT_S)
+            if not self.probe.poll():
+                raise InputError("the probe has ended; its message is above")
+            time.sleep(0.02)  # records come one by one; a few at a time will do
+
+    def _from_generator(self, size: int) -> bytes:
+        assert self.generator.stdout is not None
+        said = self.generator.stdout.read(size)
+        if len(said) < size:
+            raise InputError("the load generator has ended; its message is above")
+        return said
 
 
 def serve(client: Client) -> None:

@@ -110,6 +110,16 @@ class Probe:
         """
         return [late_s for due_s, late_s in self._records if start_s <= due_s < end_s]
 
+    def p95_us(self, window_s: float) -> float | None:
+        """
+        95th percentile of the requests that came due lately [µs]; None if there were none.
+
+        :param window_s: how far back, at most what is kept [s]
+        """
+        now_s = time.monotonic()
+        ordered = sorted(self.between(now_s - window_s, now_s))
+        return 1e6 * percentile(ordered, 95.0) if ordered else None
+
     def latencies(self) -> Latencies | None:
         """What the records that are kept show; None before the first."""
         ordered = sorted(late_s for _, late_s in self._records)
@@ -145,11 +155,14 @@ class _Prober:
         self._out = bytearray()
 
     def run(self) -> None:
-        """Probe until nobody reads the records, or the parent has gone."""
-        parent = os.getppid()
+        """
+        Probe for ever.
+
+        :raises BrokenPipeError: when nobody reads the records any more
+        """
         os.set_blocking(sys.stdout.fileno(), False)
         due_s = time.monotonic()
-        while os.getppid() == parent:
+        while True:
             due_s += random.expovariate(RATE_QPS)
             while (left_s := due_s - time.monotonic()) > 0:
                 self._receive(left_s)

@@ -3,26 +3,31 @@ What a run writes down as it happens: an event log and samples of the telemetry.
 
 `events.log` has the format of the course's scheduler_logger, one event a line:
 `timestamp event job [cores] threads`. `samples.csv` has one row of readings each time `sample` is
-called. Every line is handed to the kernel at once, so a crash of the loop loses nothing. When the
-disk refuses a line, it is kept in memory and written once there is room: the loop goes on.
+called; `scenario.json` says what the problem was. Every line is handed to the kernel at once, so
+a crash of the loop loses nothing. When the disk refuses a line, it is kept in memory and written
+once there is room: the loop goes on.
 """
 
+import csv
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote_plus, unquote_plus
 
-from env.allocation import Allocation
+from env.allocation import Allocation, JobState
 from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
-EVENTS_FILE, SAMPLES_FILE = "events.log", "samples.csv"
+EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenario.json"
+
+LOAD_FILE = "load.txt"
+"""The load generator's output, in mcperf's format, where there is one."""
 
 SCHEDULER, MEMCACHED = "scheduler", "memcached"
 """What the course's logs call the loop itself and the service."""
@@ -70,6 +75,8 @@ class Recorder:
     """
     Writes events and samples of one run; a run that is resumed goes on in the same files.
 
+    The scheduler's own `start` and `end` are written with the first and the last line.
+
     :param folder: where the files go; made if it does not exist
     :param scenario: names the columns of the samples
     :param started_s: when the run started, on the monotonic clock
@@ -94,10 +101,17 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)
             self._events = _Lines(folder / EVENTS_FILE)
             self._samples = _Lines(folder / SAMPLES_FILE)
+            if self._events.empty:
+                problem = scenario.model_dump_json(indent=2)
+                (folder / SCENARIO_FILE).write_text(problem, encoding="utf-8")
         except OSError as error:
             raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
         if self._samples.empty:
             self._samples.append(",".join(_columns(scenario)))
+        if self._events.empty:
+            self._write(Event(0.0, "start", SCHEDULER))
+        else:
+            self.event("custom", SCHEDULER, detail="resumed")
 
     def event(
         self,
@@ -146,13 +160,15 @@ class Recorder:
         ]
         for name, job in telemetry.jobs.items():
             placed = allocation.jobs[name]
-            row += [job.state.name.lower(), f"{job.cpu_s:.4f}", _listed(placed.cores)]
+            state = job.state if job.state == JobState.DONE else placed.state
+            row += [state.name.lower(), f"{job.cpu_s:.4f}", _listed(placed.cores)]
             quota = "" if placed.quota is None else f"{placed.quota:.3f}"
             row += [placed.weight.name.lower(), str(placed.threads), quota]
         self._samples.append(",".join(row))
 
     def close(self) -> None:
-        """Write what still waits, if there is room, and close the files."""
+        """Write down the end, and close the files."""
+        self.event("end", SCHEDULER)
         self._events.close()
         self._samples.close()
 
@@ -164,15 +180,29 @@ class Recorder:
 
 def read_events(folder: Path) -> list[Event]:
     """
-    The events of a recorded run, in order; `time_s` counts from the first one.
+    The events of a recorded run, in order.
 
-    :param folder: what the recorder wrote to; a line that a crash cut short is left out
+    :param folder: what the recorder wrote to
     """
-    text = (folder / EVENTS_FILE).read_text(encoding="utf-8")
-    return list(_parsed(text.splitlines()))
+    return list(parse_events((folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()))
 
 
-def _parsed(lines: list[str]) -> Iterator[Event]:
+def started_at_s(folder: Path) -> float:
+    """
+    When a recorded run started, seconds of the epoch.
+
+    :param folder: what the recorder wrote to
+    """
+    with (folder / EVENTS_FILE).open(encoding="utf-8") as log:
+        return datetime.fromisoformat(log.readline().split(" ")[0]).timestamp()
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[Event]:
+    """
+    Events from lines of the log; `time_s` counts from the first, the run's start.
+
+    :param lines: what a crash cut short is left out
+    """
     origin: datetime | None = None
     for line in lines:
         try:
@@ -192,6 +222,82 @@ def _parsed(lines: list[str]) -> Iterator[Event]:
             )
         except ValueError:
             continue
+
+
+@dataclass(frozen=True)
+class JobSample:
+    """One job at a moment: state (in lower case), CPU seconds used, vCPUs and weight."""
+
+    state: str
+    cpu_s: float
+    cores: tuple[int, ...]
+    weight: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """
+    A row of the samples.
+
+    :param time_s: seconds since the run started
+    :param qps: memcached's request rate [requests/s]
+    :param cpu_cores: its CPU use [vCPUs]
+    :param p95_us: probed 95th percentile, where a probe runs
+    :param service_cores: memcached's vCPUs
+    :param busy_s: busy seconds of each vCPU since the run started
+    :param jobs: by name
+    """
+
+    time_s: float
+    qps: float
+    cpu_cores: float
+    p95_us: float | None
+    service_cores: tuple[int, ...]
+    busy_s: tuple[float, ...]
+    jobs: dict[str, JobSample]
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """
+    The samples of a recorded run, in order.
+
+    :param folder: what the recorder wrote to
+    """
+    return parse_samples((folder / SAMPLES_FILE).read_text(encoding="utf-8").splitlines())
+
+
+def parse_samples(lines: Iterable[str]) -> list[Sample]:
+    """
+    Samples from lines of the file.
+
+    :param lines: the heading first; what a crash cut short is left out
+    """
+    rows = csv.DictReader(lines)
+    columns = rows.fieldnames or ()
+    return [_sample(row) for row in rows if all(row[name] is not None for name in columns)]
+
+
+def _sample(row: dict[str, str]) -> Sample:
+    jobs = {
+        name.removesuffix("_state"): JobSample(
+            state, float(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
+        )
+        for name, state in row.items()
+        if name.endswith("_state") and (job := name.removesuffix("_state"))
+    }
+    return Sample(
+        time_s=float(row["time_s"]),
+        qps=float(row["qps"]),
+        cpu_cores=float(row["cpu_cores"]),
+        p95_us=float(row["p95_us"]) if row["p95_us"] else None,
+        service_cores=_cores(row["service_cores"]),
+        busy_s=tuple(float(value) for name, value in row.items() if name.startswith("busy_s_")),
+        jobs=jobs,
+    )
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(core) for core in text.split(";") if core)
 
 
 def _columns(scenario: Scenario) -> Iterator[str]:

@@ -97,7 +97,8 @@ class Job(_Part):
     A batch job.
 
     `command` is a list of arguments in which the literal token `{threads}` stands for the
-    thread count, fixed at launch. `memory_mib` is the limit the container gets.
+    thread count, fixed at launch. `memory_mib` is the limit the container gets. An `endless` job
+    never ends by itself: how much it gets done counts, not when.
     """
 
     name: Name
@@ -105,6 +106,7 @@ class Job(_Part):
     command: tuple[str, ...] = Field(min_length=1)
     threads: tuple[PositiveInt, ...] = Field(min_length=1)
     memory_mib: PositiveInt
+    endless: bool = False
 
     @model_validator(mode="after")
     def _threads_grow(self) -> "Job":
@@ -126,15 +128,25 @@ class Job(_Part):
 
 
 class Load(_Part):
-    """mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds."""
+    """
+    mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds.
+
+    With `targets` the levels are these, in this order and again from the first one, in place of
+    drawn ones; each lasts `target_intervals` intervals.
+    """
 
     qps_min: PositiveInt
     qps_max: Annotated[int, Field(gt=0, lt=2**31 - 2)]  # mcperf draws 31-bit numbers
     interval_s: PositiveFloat
     duration_s: PositiveFloat
+    targets: tuple[PositiveInt, ...] = ()
+    target_intervals: PositiveInt = 1
 
     @model_validator(mode="after")
     def _range(self) -> "Load":
+        for qps in self.targets:
+            if not self.qps_min <= qps <= self.qps_max:
+                raise ValueError(f"targets: {qps} is not from {self.qps_min} to {self.qps_max}")
         if self.qps_min > self.qps_max:
             raise ValueError(f"qps_min {self.qps_min} is above qps_max {self.qps_max}")
         if self.interval_s > self.duration_s:
@@ -230,7 +242,7 @@ class Scenario(_Part):
                     f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
                     f"{self.machine.memory_mib}"
                 )
-        fitted = profile_jobs(self.profile)
+        fitted = profile_work_s(self.profile)
         for name in names:
             if name not in fitted:
                 raise ValueError(
@@ -242,6 +254,11 @@ class Scenario(_Part):
     def job_names(self) -> tuple[str, ...]:
         """The jobs in the order every array uses."""
         return tuple(job.name for job in self.jobs)
+
+    @property
+    def endless(self) -> bool:
+        """Whether a run ends with the load only."""
+        return any(job.endless for job in self.jobs)
 
     def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
         """
@@ -266,9 +283,9 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILE_FOLDER.glob("*.yaml"))
 
 
-def profile_jobs(profile: str) -> tuple[str, ...]:
+def profile_work_s(profile: str) -> dict[str, float]:
     """
-    The jobs a profile has parameters for.
+    The jobs a profile has parameters for, and the seconds each takes alone on one vCPU.
 
     :param profile: a shipped profile's name, or a YAML file
     :raises ValueError: if there is no such profile
@@ -282,7 +299,7 @@ def profile_jobs(profile: str) -> tuple[str, ...]:
                 f"profile: unknown profile {profile}; known: {', '.join(known)} (or a YAML file)"
             )
     try:
-        return _jobs_in(path, path.stat().st_mtime_ns)
+        return dict(_work_in(path, path.stat().st_mtime_ns))
     except (
         OSError,
         UnicodeDecodeError,
@@ -302,10 +319,10 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _jobs_in(path: Path, changed_ns: int) -> tuple[str, ...]:
+def _work_in(path: Path, changed_ns: int) -> dict[str, float]:
     text = path.read_text(encoding="utf-8")
     content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return tuple(content["jobs"].keys())
+    return {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:

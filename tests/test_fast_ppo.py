@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import configure
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
 from training import fast_ppo
-from training.fast_ppo import FastPPO, draw_actions
+from training.fast_ppo import FastPPO
 from training.masked_policy import MaskedActorCriticPolicy
 
 N_ENVS, N_STEPS = 16, 24
@@ -143,28 +143,6 @@ def test_rollout_is_the_policys(learned):
     np.testing.assert_allclose(
         stock.rollout_buffer.advantages, buffer.advantages, rtol=1e-4, atol=1e-4
     )
-
-
-def test_actions_are_legal_and_drawn_as_the_policy_says(learned):
-    rng = np.random.default_rng(0)
-    n, n_actions = 200_000, 7
-    logits = np.tile(rng.normal(0.0, 2.0, n_actions).astype(np.float32), (n, 1))
-    masks = np.tile(np.array([0, 1, 1, 0, 1, 1, 0], np.float32), (n, 1))
-    logits[:, 0] = 50.0
-    luck = rng.random(n, dtype=np.float32)
-    luck[:2] = 0.0, np.nextafter(np.float32(1), np.float32(0))
-    actions, log_probs = np.zeros((n, 1), np.int64), np.zeros(n, np.float32)
-    draw_actions(logits, masks, luck, actions, log_probs)
-    assert masks[np.arange(n), actions[:, 0]].all()
-    masked = np.where(masks[0] > 0.5, logits[0], -np.inf)
-    probabilities = np.exp(masked - masked.max()) / np.exp(masked - masked.max()).sum()
-    seen = np.bincount(actions[:, 0], minlength=n_actions) / n
-    np.testing.assert_allclose(seen, probabilities, atol=0.005)
-    np.testing.assert_allclose(log_probs, np.log(probabilities[actions[:, 0]]), rtol=1e-4)
-
-    buffer = learned.rollout_buffer
-    tail = buffer.observations[:, :, learned.policy.features_dim :]
-    assert np.take_along_axis(tail, buffer.actions, axis=2).all()
 
 
 def test_learning_runs_and_calls_back_each_step(learned):

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from deploy.record import EVENTS_FILE, MEMCACHED, SAMPLES_FILE, SCHEDULER, Event, Recorder
+from deploy.record import (
+    EVENTS_FILE,
+    MEMCACHED,
+    SAMPLES_FILE,
+    SCHEDULER,
+    Event,
+    JobSample,
+    Recorder,
+    read_samples,
+    started_at_s,
+)
 from deploy.record import read_events as read
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
@@ -29,7 +39,6 @@ def lines(folder: Path, name: str = EVENTS_FILE) -> list[str]:
 
 
 def test_the_event_log_has_the_courses_format(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.event("start", SCHEDULER)
     recorder.event("start", MEMCACHED, cores=(0, 1), threads=2)
     recorder.event("start", "vips", cores=(2,), threads=3)
     recorder.event("update_cores", "vips", cores=(2, 3))
@@ -37,7 +46,7 @@ def test_the_event_log_has_the_courses_format(recorder: Recorder, tmp_path: Path
     recorder.event("unpause", "vips")
     recorder.event("custom", "vips", detail="weight background")
     recorder.event("end", "vips")
-    recorder.event("end", SCHEDULER)
+    recorder.close()
     words = [line.split(" ", 1)[1] for line in lines(tmp_path)]
     assert words == [
         "start scheduler",
@@ -54,21 +63,21 @@ def test_the_event_log_has_the_courses_format(recorder: Recorder, tmp_path: Path
 
 def test_an_event_is_on_the_disk_when_the_call_returns(recorder: Recorder, tmp_path: Path) -> None:
     recorder.event("pause", "vips")
-    assert len(lines(tmp_path)) == 1
+    assert lines(tmp_path)[-1].endswith("pause vips")
 
 
 def test_what_was_written_reads_back(recorder: Recorder, tmp_path: Path) -> None:
     recorder.event("start", "radix", cores=(1,), threads=4)
     recorder.event("custom", "radix", detail="exit 1:\nretry 1 of 2 [sic]")
-    start, custom = read(tmp_path)
+    _, start, custom = read(tmp_path)
     assert (start.what, start.job, start.cores, start.threads) == ("start", "radix", (1,), 4)
-    assert start.time_s == 0.0
+    assert 0.0 < start.time_s < custom.time_s < 1.0
     assert custom.detail == "exit 1:\nretry 1 of 2 [sic]"
 
 
 def test_the_detail_of_another_event_follows_it(recorder: Recorder, tmp_path: Path) -> None:
     recorder.event("end", "dedup", detail="exit 137, out of memory")
-    end, detail = read(tmp_path)
+    _, end, detail = read(tmp_path)
     assert (end.what, end.detail) == ("end", "")
     assert (detail.what, detail.detail) == ("custom", "exit 137, out of memory")
     assert detail.time_s == end.time_s
@@ -76,12 +85,14 @@ def test_the_detail_of_another_event_follows_it(recorder: Recorder, tmp_path: Pa
 
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path, scenario: Scenario) -> None:
     started_s = time.monotonic() - 100.0
-    Recorder(tmp_path, scenario, started_s).event("start", SCHEDULER)
+    Recorder(tmp_path, scenario, started_s).event("pause", "vips")
     # A loop that was killed half way through a line.
     with (tmp_path / EVENTS_FILE).open("a") as log:
         log.write("2026-01-01T00:0")
-    Recorder(tmp_path, scenario, started_s).event("end", SCHEDULER)
-    assert [event.what for event in read(tmp_path)] == ["start", "end"]
+    Recorder(tmp_path, scenario, started_s).close()
+    events = read(tmp_path)
+    assert [event.what for event in events] == ["start", "pause", "custom", "end"]
+    assert [event.time_s for event in events[1:]] == pytest.approx([100.0] * 3, abs=1.0)
     assert len(lines(tmp_path, SAMPLES_FILE)) == 1
 
 
@@ -109,12 +120,16 @@ def test_samples_have_a_column_for_every_reading(
         "background",
     )
     assert row["radix_state"] == "pending"
+    (sample,) = read_samples(tmp_path)
+    assert (sample.time_s, sample.qps, sample.p95_us) == (1.5, 2e4, 310.0)
+    assert (sample.service_cores, sample.busy_s) == ((0, 1), (0.1, 0.2, 0.3, 0.4))
+    assert sample.jobs["vips"] == JobSample("running", 2.0, (2, 3), "background")
+    assert tuple(sample.jobs) == scenario.job_names
 
 
 def test_a_full_disk_costs_no_line_once_there_is_room(
     recorder: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorder.event("start", SCHEDULER)
     size = (tmp_path / EVENTS_FILE).stat().st_size
     # The kernel refuses what exceeds the limit as it refuses what exceeds the disk: part of
     # the first line is written, then nothing.
@@ -126,9 +141,9 @@ def test_a_full_disk_costs_no_line_once_there_is_room(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert len(capsys.readouterr().err.splitlines()) == 1
-    recorder.event("end", SCHEDULER)
+    recorder.event("unpause", "vips")
     written = [event.job for event in read(tmp_path)]
-    assert written == [SCHEDULER, "vips", "radix", "dedup", SCHEDULER]
+    assert written == [SCHEDULER, "vips", "radix", "dedup", "vips"]
 
 
 def test_a_disk_without_room_never_stops_the_loop(
@@ -139,10 +154,10 @@ def test_a_disk_without_room_never_stops_the_loop(
     for _ in range(3):
         recorder.event("pause", "vips")
     recorder.close()
-    assert [event.what for event in recorder.recent] == ["pause"] * 3
+    assert [event.what for event in recorder.recent] == ["pause"] * 3 + ["end"]
     refused, lost = capsys.readouterr().err.splitlines()
     assert "No space left" in refused
-    assert "3 lines could not be written" in lost
+    assert "5 lines could not be written" in lost
 
 
 def test_a_killed_loop_loses_nothing(tmp_path: Path) -> None:
@@ -165,7 +180,7 @@ def test_a_killed_loop_loses_nothing(tmp_path: Path) -> None:
     told = [int(line) for line in process.stdout]
     process.wait()
     process.stdout.close()
-    written = [int(event.detail) for event in read(tmp_path)]
+    written = [int(event.detail) for event in read(tmp_path)[1:]]
     assert written[: max([100, *told]) + 1] == list(range(max([100, *told]) + 1))
 
 
@@ -176,8 +191,13 @@ def test_the_clock_may_be_set_during_a_run(
     recorder.event("pause", "vips")
     monkeypatch.setattr(time, "time", lambda: 0.0)
     recorder.event("unpause", "vips")
-    pause, unpause = read(tmp_path)
+    _, pause, unpause = read(tmp_path)
     assert 0.0 <= unpause.time_s - pause.time_s < 1.0
+
+
+def test_the_start_is_told_to_the_clock_on_the_wall(tmp_path: Path, scenario: Scenario) -> None:
+    Recorder(tmp_path, scenario, time.monotonic() - 50.0)
+    assert started_at_s(tmp_path) == pytest.approx(time.time() - 50.0, abs=1.0)
 
 
 def test_a_listener_is_told_every_event(tmp_path: Path, scenario: Scenario) -> None:

@@ -4,19 +4,16 @@ PPO with less around it: the algorithm of Stable-Baselines3, written out.
 Stock PPO spends most of its time between the matrix products. `FastPPO` is the same algorithm
 with the same hyperparameters, logs, callbacks and checkpoints, but
 
-* drawing an action, and the loss with its gradient, are each one compiled loop over decisions
-  that looks at legal actions only;
+* the loss with its gradient is one compiled loop over decisions, as drawing an action is;
 * the gradient is carried through the two networks by hand, a layer a line;
 * a decision is written once, straight into the rollout buffer;
 * each thread takes its part of a minibatch through all layers before it waits for another.
 """
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import numba
 import numpy as np
 import torch
 from stable_baselines3 import PPO
@@ -26,119 +23,11 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from env.simulator.compiled import compiled
+from training.kernels import STATISTICS, draw_actions, loss_gradient
 from training.masked_policy import MaskedActorCriticPolicy
 
 CACHED_ROWS = 2048
 """Decisions that a thread takes through the networks at once; more would leave its core's cache."""
-
-STATISTICS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
-"""What a minibatch reports, under Stable-Baselines3's names."""
-
-
-# --- equations of one decision, over a batch ----------------------------------------------------
-
-
-@numba.njit(error_model="numpy", inline="always")
-def softmax(logits, masks, row, legal, log_p, p):  # type: ignore[no-untyped-def]
-    """
-    List the legal actions of one decision and the logarithms of their probabilities and these.
-
-    :return: the number of legal actions, and logit - log-probability
-    """
-    count = 0
-    for action in range(masks.shape[1]):
-        legal[count] = action
-        count += masks[row, action] > 0.5
-    top = logits[row, legal[0]]
-    for k in range(count):
-        log_p[k] = logits[row, legal[k]]
-        top = max(top, log_p[k])
-    total = 0.0
-    for k in range(count):
-        p[k] = math.exp(log_p[k] - top)
-        total += p[k]
-    offset = top + math.log(total)
-    for k in range(count):
-        p[k] /= total
-        log_p[k] -= offset
-    return count, offset
-
-
-@compiled
-def draw_actions(logits, masks, luck, actions, log_probs):  # type: ignore[no-untyped-def]
-    """
-    Draw an action for each decision by inverting the cumulated probabilities.
-
-    :param logits: float32[B, A]
-    :param masks: float32[B, A], 1 for legal actions, of which there is at least one
-    :param luck: float32[B] in [0, 1)
-    :param actions: int64[B, 1], receives the actions
-    :param log_probs: float32[B], receives their log-probabilities
-    """
-    n_actions = logits.shape[1]
-    legal = np.empty(n_actions, np.int64)
-    log_p = np.empty(n_actions, np.float32)
-    p = np.empty(n_actions, np.float32)
-    for row in range(logits.shape[0]):
-        count, _ = softmax(logits, masks, row, legal, log_p, p)
-        chosen = 0
-        left = luck[row] - p[0]
-        while left >= 0.0 and chosen < count - 1:
-            chosen += 1
-            left -= p[chosen]
-        actions[row, 0] = legal[chosen]
-        log_probs[row] = log_p[chosen]
-
-
-@compiled
-def loss_gradient(  # type: ignore[no-untyped-def]
-    logits, values, masks, decisions, coefficients, sums
-):
-    """
-    Replace logits and values by the gradient of PPO's loss by them.
-
-    :param logits: float32[B, A], of a part of the minibatch
-    :param values: float32[B, 1]
-    :param masks: float32[B, A], 1 for legal actions
-    :param decisions: float32[B, 4] of action, its log-probability when it was taken, its
-        advantage before normalisation, and its return
-    :param coefficients: float32[6]: mean and scale of the minibatch's advantages, clip range,
-        entropy and value coefficients, one over the minibatch's size
-    :param sums: float64[5], `STATISTICS` are added to it
-    """
-    mean, scale, clip_range, ent_coef, vf_coef, share = coefficients
-    n_actions = logits.shape[1]
-    legal = np.empty(n_actions, np.int64)
-    log_p = np.empty(n_actions, np.float32)
-    p = np.empty(n_actions, np.float32)
-    for b in range(logits.shape[0]):
-        action = int(decisions[b, 0])
-        count, offset = softmax(logits, masks, b, legal, log_p, p)
-        entropy = 0.0
-        for k in range(count):
-            entropy -= p[k] * log_p[k]
-        log_ratio = logits[b, action] - offset - decisions[b, 1]
-        ratio = math.exp(log_ratio)
-        advantage = (decisions[b, 2] - mean) * scale
-        gain = advantage * ratio
-        clipped_gain = advantage * min(max(ratio, 1.0 - clip_range), 1.0 + clip_range)
-        error = values[b, 0] - decisions[b, 3]
-        sums[0] -= min(gain, clipped_gain) * share
-        sums[1] += error * error * share
-        sums[2] -= entropy * share
-        sums[3] += (abs(ratio - 1.0) > clip_range) * share
-        sums[4] += (ratio - 1.0 - log_ratio) * share
-
-        # By the log-probability of the action taken: nothing where clipping holds the gain.
-        by_action = -gain * share if gain <= clipped_gain else 0.0
-        # d log p_a / d logit_j = [j = a] - p_j;  d entropy / d logit_j = -p_j (log p_j + entropy)
-        logits[b] = 0.0
-        for k in range(count):
-            logits[b, legal[k]] = p[k] * (ent_coef * share * (log_p[k] + entropy) - by_action)
-        logits[b, action] += by_action
-        values[b, 0] = 2.0 * vf_coef * share * error
-
 
 # --- the two networks ---------------------------------------------------------------------------
 
@@ -203,10 +92,6 @@ class ActorCritic:
         """Logits float32[B, A], not yet masked, and values float32[B, 1]."""
         features = observations[:, : self.n_features]
         return self.actor.forward(features), self.critic.forward(features)
-
-    def masks(self, observations: Tensor) -> np.ndarray:
-        """The tail of the observations, float32[B, A]."""
-        return observations[:, self.n_features :].numpy()
 
 
 def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
@@ -290,12 +175,11 @@ class FastPPO(PPO):
             for n_steps in range(n_rollout_steps):
                 buffer.observations[n_steps] = self._last_obs
                 logits, values = network.forward(observations[n_steps])
-                masks = network.masks(observations[n_steps])
                 luck = torch.rand(env.num_envs).numpy()
-                actions, log_probs = buffer.actions[n_steps], buffer.log_probs[n_steps]
-                draw_actions(logits.numpy(), masks, luck, actions, log_probs)
+                actions, log_probs = buffer.actions[n_steps, :, 0], buffer.log_probs[n_steps]
+                draw_actions(logits.numpy(), buffer.observations[n_steps], luck, actions, log_probs)
                 buffer.values[n_steps] = values.numpy()[:, 0]
-                new_obs, rewards, dones, infos = env.step(actions[:, 0])
+                new_obs, rewards, dones, infos = env.step(actions)
                 self.num_timesteps += env.num_envs
 
                 callback.update_locals(locals())
@@ -350,7 +234,7 @@ class FastPPO(PPO):
                 loss_gradient(
                     logits.numpy(),
                     values.numpy(),
-                    network.masks(seen),
+                    seen.numpy(),
                     taken.numpy(),
                     coefficients,
                     sums,

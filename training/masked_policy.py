@@ -15,8 +15,12 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 from training.adam import Adam
-
-ILLEGAL_LOGIT = -1e8
+from training.kernels import (
+    ILLEGAL_LOGIT,
+    draw_actions,
+    judge_actions,
+    slopes_of_judged,
+)
 
 KEEP_BIAS = 3.0
 """First logit of `keep` (action 0). Without it a fresh policy edits at almost every poll and time
@@ -39,6 +43,33 @@ class FeaturesWithoutMask(BaseFeaturesExtractor):
         return observations[:, : self.features_dim]
 
 
+class JudgedActions(torch.autograd.Function):
+    """Log-probabilities and entropies under the mask, with their gradient (`judge_actions`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, observations: torch.Tensor, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[B, A], float32[B, n_features + A] and int64[B] to two float32[B]."""
+        probabilities = torch.empty_like(logits)
+        offsets, log_probs, entropies = torch.empty(3, len(logits)).unbind()
+        given = (logits, observations, actions)
+        results = (probabilities, offsets, log_probs, entropies)
+        judge_actions(*(x.detach().numpy() for x in given + results))
+        ctx.save_for_backward(logits, probabilities, offsets, entropies, actions)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_log_probs: torch.Tensor, by_entropies: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
+        """From the slopes by both results, float32[B], to those by the logits."""
+        slopes = torch.empty_like(ctx.saved_tensors[0])
+        by_results = (by_log_probs.contiguous(), by_entropies.contiguous())
+        slopes_of_judged(*(x.detach().numpy() for x in (*ctx.saved_tensors, *by_results, slopes)))
+        return slopes, None, None
+
+
 class MaskedActorCriticPolicy(ActorCriticPolicy):
     """Stable-Baselines3's actor-critic over `Discrete` actions, with the mask applied."""
 
@@ -57,19 +88,20 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
         with torch.no_grad():
             self.action_net.bias[0] = KEEP_BIAS
 
-    def _masked(self, latent_pi: torch.Tensor, observations: torch.Tensor) -> Distribution:
-        legal = observations[:, self.features_dim :] > 0.5
-        logits = torch.where(legal, self.action_net(latent_pi), ILLEGAL_LOGIT)
-        return self.action_dist.proba_distribution(action_logits=logits)
-
     def forward(
         self, obs: torch.Tensor, deterministic: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Actions, values and log-probabilities."""
+        """Actions, values and log-probabilities, without gradients."""
+        if deterministic:
+            actions = self.get_distribution(obs).mode()
+            return actions, *self.evaluate_actions(obs, actions)[:2]
         latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
-        distribution = self._masked(latent_pi, obs)
-        actions = distribution.get_actions(deterministic=deterministic)
-        return actions, self.value_net(latent_vf), distribution.log_prob(actions)
+        logits = self.action_net(latent_pi)
+        actions = torch.empty(len(obs), dtype=torch.int64)
+        log_probs = torch.empty(len(obs))
+        luck = torch.rand(len(obs))
+        draw_actions(*(x.detach().numpy() for x in (logits, obs, luck, actions, log_probs)))
+        return actions, self.value_net(latent_vf), log_probs
 
     def evaluate_actions(
         self, obs: PyTorchObs, actions: torch.Tensor
@@ -77,12 +109,15 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
         """Values, log-probabilities and entropy of given actions."""
         assert isinstance(obs, torch.Tensor)
         latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
-        distribution = self._masked(latent_pi, obs)
-        return self.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
+        log_probs, entropies = JudgedActions.apply(self.action_net(latent_pi), obs, actions)
+        return self.value_net(latent_vf), log_probs, entropies
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """The distribution over actions."""
         assert isinstance(obs, torch.Tensor)
         features = self.extract_features(obs)
         assert isinstance(features, torch.Tensor)
-        return self._masked(self.mlp_extractor.forward_actor(features), obs)
+        logits = self.action_net(self.mlp_extractor.forward_actor(features))
+        legal = obs[:, self.features_dim :] > 0.5
+        logits = torch.where(legal, logits, ILLEGAL_LOGIT)
+        return self.action_dist.proba_distribution(action_logits=logits)

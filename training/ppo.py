@@ -16,6 +16,7 @@ from env.simulator.vector_env import ColocationVecEnv
 from training.callbacks import EpisodeLog, Evaluation, ProgressLine
 from training.masked_policy import MaskedActorCriticPolicy
 from training.recipe import Recipe
+from training.rollout_buffer import LeanRolloutBuffer
 from training.selection import Score
 
 
@@ -47,6 +48,7 @@ def new_model(
         clip_range=recipe.clip_range,
         ent_coef=recipe.ent_coef,
         vf_coef=recipe.vf_coef,
+        rollout_buffer_class=LeanRolloutBuffer,
         policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
         device="cpu",
         seed=seed,

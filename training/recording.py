@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from env.allocation import JobState, cores_of
 from env.scenario import Scenario
-from env.simulator.load import dynamic_targets, interval_count
+from env.simulator.load import interval_count, load_targets
 from env.simulator.machine import SimulatedMachine
 
 
@@ -62,7 +62,7 @@ class Recorder:
         self.recording = Recording()
         load = scenario.load
         count = interval_count(load.duration_s, load.interval_s)
-        self._targets = dynamic_targets(trace_seed, load.qps_min, load.qps_max, count).tolist()
+        self._targets = load_targets(load, trace_seed, count).tolist()
         # (time it takes effect, state, vCPUs) of each job, in order of time.
         self._landings: dict[str, list[tuple[float, JobState, tuple[int, ...]]]] = {
             name: [] for name in scenario.job_names

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 from env.errors import InputError
 from env.scenario import Scenario
 from env.simulator.profile import Profile, content_hash
+from training.best_effort import speed_alone, throughputs
 from training.episodes import Run
 
 
@@ -81,12 +82,18 @@ def report(
     :param profile: the fitted parameters behind the simulator
     :param results: policy names with their runs
     """
+    policies = [policy_report(name, runs) for name, runs in results]
+    if scenario.endless:
+        alone = speed_alone(scenario, profile)
+        for entry, (_, runs) in zip(policies, results, strict=True):
+            mean, ci95 = mean_and_ci95(throughputs(runs, alone))
+            entry["throughput"] = {"mean": mean, "ci95": ci95}
     return {
         "scenario": scenario.name,
         "interval_s": scenario.load.interval_s,
         "episodes": len(results[0][1]),
         "profile": profile_report(profile),
-        "policies": [policy_report(name, runs) for name, runs in results],
+        "policies": policies,
     }
 
 
@@ -113,20 +120,43 @@ def table(content: dict[str, Any]) -> Table:
         f"fit error: {errors or 'not fitted yet'}",
     )
     view.add_column("policy", no_wrap=True)
-    for column in ("makespan, s", "violations", "worst", "done", "changes/min"):
+    endless = any("throughput" in entry for entry in content["policies"])
+    gained = ("best-effort", "QoS met") if endless else ("makespan, s", "violations")
+    for column in (*gained, "worst", "ran" if endless else "done", "changes/min"):
         view.add_column(column, justify="right", no_wrap=True)
     for entry in content["policies"]:
-        makespan, ratio = entry["makespan_s"], entry["violation_ratio"]
-        interval = "" if makespan["ci95"] is None else f" ± {makespan['ci95']:.1f}"
         view.add_row(
             entry["name"],
-            f"{makespan['mean']:.1f}{interval}",
-            f"{100 * ratio['mean']:.2f} %",
-            f"{100 * ratio['max']:.2f} %",
-            f"{entry['completed']}/{len(entry['runs'])}",
+            *(_endless_cells(entry) if endless else _cells(entry)),
             f"{entry['actuations_per_min']:.1f}",
         )
     return view
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    makespan, ratio = entry["makespan_s"], entry["violation_ratio"]
+    return (
+        f"{makespan['mean']:.1f}{_margin(makespan['ci95'])}",
+        f"{100 * ratio['mean']:.2f} %",
+        f"{100 * ratio['max']:.2f} %",
+        f"{entry['completed']}/{len(entry['runs'])}",
+    )
+
+
+def _endless_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Jobs that never end: their throughput, and the share of intervals within the SLO."""
+    throughput, ratio, runs = entry["throughput"], entry["violation_ratio"], len(entry["runs"])
+    margin = None if throughput["ci95"] is None else 100 * throughput["ci95"]
+    return (
+        f"{100 * throughput['mean']:.1f}{_margin(margin)} %",
+        f"{100 * (1 - ratio['mean']):.2f} %",
+        f"{100 * (1 - ratio['max']):.2f} %",
+        f"{runs - len(entry['failures'])}/{runs}",
+    )
+
+
+def _margin(ci95: float | None) -> str:
+    return "" if ci95 is None else f" ± {ci95:.1f}"
 
 
 def show(content: dict[str, Any]) -> None:

@@ -420,7 +420,9 @@ def read_probe(h):
     # log-logistic tail at its p95 is 0.0475 x shape / p95.
     probes = PROBES_PER_S * max(window_s, h.probe_window_s)
     h.probed_p95_us = p95_us * math.exp(noise(h) / (shape * math.sqrt(0.0475 * probes)))
-    h.probed_cpi = stretch * max(0.0, 1.0 + h.host_params[SENSOR_NOISE] * noise(h))
+    # A reading of one polling window scatters by the sensor noise; a longer one averages.
+    polls = max(1.0, max(window_s, h.probe_window_s) / h.period_s)
+    h.probed_cpi = stretch * (1.0 + h.host_params[SENSOR_NOISE] / math.sqrt(polls) * noise(h))
     h.probe_began_s = h.now_s
     h.probe_count = 0
     h.probe_cpu_s = 0.0

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from env.commandline import OneLineParser, whole_number
+from env.scenario import Load
 
 # minstd_rand0 of C++11: x <- 16807 x mod 2^31 - 1 (Park & Miller, 1988).
 MULTIPLIER = 16_807
@@ -86,6 +87,19 @@ def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.ND
     for i in range(count):
         x, targets[i] = draw(x, qps_min, qps_max)
     return targets
+
+
+def load_targets(load: Load, seed: int, count: int) -> npt.NDArray[np.int64]:
+    """The first targets of a scenario's load [queries/s].
+
+    :param load: which
+    :param seed: mcperf's `--qps_seed`; without effect where the scenario lists its targets
+    :param count: how many
+    """
+    if not load.targets:
+        return dynamic_targets(seed, load.qps_min, load.qps_max, count)
+    given = np.repeat(np.array(load.targets, dtype=np.int64), load.target_intervals)
+    return np.resize(given, count)
 
 
 def interval_count(duration_s: float, interval_s: float) -> int:

@@ -22,7 +22,7 @@ from env.simulator import kernel
 from env.simulator.host import HostFields, host_dtype
 from env.simulator.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
 from env.simulator.jobs import SMT as JOB_SMT
-from env.simulator.load import dynamic_targets, interval_count
+from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import HOST_FIELDS, Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
 from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
@@ -42,6 +42,10 @@ READINGS = (
     "probed_cpi",
 )
 """The scalars that telemetry shows, read at once."""
+
+
+NO_END_S = 1e9
+"""Work of a job without end [s alone on one vCPU]."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class EpisodeFactory:
         self.observation_size = feature_count(scenario) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
+        self._endless = np.array([job.endless for job in scenario.jobs])
         self._template = self._host_before_start()
 
     def new_hosts(self, count: int) -> npt.NDArray[Any]:
@@ -115,13 +120,13 @@ class EpisodeFactory:
             low, high = variation.interval_s
             host["interval_s"] = math.exp(rng.uniform(math.log(low), math.log(high)))
         count = interval_count(load.duration_s, float(host["interval_s"]))
-        targets[index, :count] = dynamic_targets(trace_seed, load.qps_min, load.qps_max, count)
+        targets[index, :count] = load_targets(load, trace_seed, count)
         targets[index, count:] = targets[index, count - 1]
         host["interval_ends_s"] = host["interval_s"]
         host["random"] = (rng.integers(1, FIRST_MODULUS), rng.integers(1, SECOND_MODULUS))
         if variation.physics > 0.0:
             self._draw_physics(host, rng)
-        host["work_left_s"] = host["job_params"][:, WORK_S]
+        host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
         kernel.start_episode_at(hosts, index, targets[index])
 
     def head_start(self, host: Any, rng: np.random.Generator) -> None:
@@ -387,6 +392,11 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
                 "pauses": int(host["pauses"][index]),
                 "threads": int(host["threads"][index]),
             }
+            | (
+                {"work_s": NO_END_S - float(host["work_left_s"][index])}
+                if scenario.jobs[index].endless
+                else {}
+            )
             for index, name in enumerate(scenario.job_names)
         },
     }

@@ -186,8 +186,9 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
 def service_stretch(cores_mask, sibling, background, equal, pressure, params):
     """How much longer memcached's instructions take than without batch work.
 
-    SMT siblings and the memory system stretch its cycles per instruction; time that others get
-    on its vCPUs does not, as it counts no cycles there.
+    SMT siblings, the memory system and the cold caches that background work leaves behind stretch
+    its cycles per instruction; the time that equal-weight work gets on its vCPUs does not, as it
+    counts no cycles there.
 
     :param cores_mask: memcached's vCPUs (bit mask, not empty).
     :param sibling: SMT sibling of each vCPU, or -1.
@@ -203,8 +204,8 @@ def service_stretch(cores_mask, sibling, background, equal, pressure, params):
     for c in range(len(sibling)):
         if (cores_mask >> c) & 1:
             cores += 1
-            speed, share = own_speed(c, sibling, background, equal, params)
-            pace += speed / share
+            speed, _ = own_speed(c, sibling, background, equal, params)
+            pace += speed / (1.0 - min(equal[c], params[EQUAL_SHARE]))
         else:
             elsewhere += min(background[c] + equal[c], 1.0)
     memory = 1.0 + params[BATCH_LATENCY] * elsewhere + params[PRESSURE_LATENCY] * pressure

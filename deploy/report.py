@@ -1,0 +1,259 @@
+"""
+What a run has come to: `report.json`, `intervals.csv`, pictures and one HTML page that holds all.
+
+    python -m deploy.report report
+
+writes the page and the pictures anew from the files of a finished run. Pictures need what training
+needs; they are drawn by a process of their own (`training.live_pictures`), and the page does
+without them where that is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from deploy import mcperf
+from deploy.record import SCENARIO_FILE, Event, read_events
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import Scenario, load_scenario
+
+REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
+PICTURE_FILE = "run.png"
+TEMPLATES = Path(__file__).with_name("templates")
+DRAW_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """
+    How a job ended.
+
+    :param exit_code: of the job; None if it never ended
+    :param start_s: when its first attempt started, since the run's start
+    :param end_s: when it was done or given up
+    :param paused_s: how long it was paused
+    :param retries: attempts after the first
+    """
+
+    exit_code: int | None
+    start_s: float | None
+    end_s: float | None
+    paused_s: float
+    retries: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """
+    What the loop itself cost.
+
+    :param period_ms: polling period
+    :param overruns: polls that came late
+    :param cpu_pct: CPU use of the loop and its helpers [% of one vCPU]
+    :param rss_mib: resident memory
+    """
+
+    period_ms: float
+    overruns: int
+    cpu_pct: float
+    rss_mib: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    A run's figures, but for latency.
+
+    :param policy: who decided
+    :param jobs: how each job ended
+    :param actuations: changes made
+    :param overruled: decisions that the regulator changed
+    :param reaction_ms: median and 99th percentile from a jump of the load to memcached moved
+    :param loop: what the loop cost
+    :param restored: whether the machine is as it was found
+    """
+
+    policy: str
+    jobs: Mapping[str, JobOutcome]
+    actuations: int
+    overruled: int
+    reaction_ms: tuple[float, float] | None
+    loop: Loop
+    restored: bool
+
+    @property
+    def window_s(self) -> tuple[float, float]:
+        """From the first job's start to the last job's end, since the run's start; maybe empty."""
+        starts = [job.start_s for job in self.jobs.values() if job.start_s is not None]
+        ends = [job.end_s for job in self.jobs.values() if job.end_s is not None]
+        return (min(starts), max(ends)) if starts and ends else (0.0, 0.0)
+
+
+def content(outcome: Outcome, intervals: Sequence[mcperf.Row], slo_us: float) -> dict[str, Any]:
+    """
+    The report, ready for JSON.
+
+    An interval violates if its p95 exceeds the SLO; those that overlap the time from the first
+    job's start to the last one's end count.
+
+    :param outcome: the run's figures
+    :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :param slo_us: the SLO
+    """
+    first_s, last_s = outcome.window_s
+    counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]
+    violations = sum(row.p95_us > slo_us for row in counted)
+    median, high = outcome.reaction_ms or (None, None)
+    return {
+        "policy": outcome.policy,
+        "makespan_s": last_s - first_s,
+        "jobs": {name: asdict(job) for name, job in outcome.jobs.items()},
+        "violation_ratio": violations / len(counted) if counted else None,
+        "p95_us": [row.p95_us for row in counted],
+        "actuations": outcome.actuations,
+        "overruled": outcome.overruled,
+        "reaction_ms": {"p50": median, "p99": high},
+        "loop": asdict(outcome.loop),
+        "restored": outcome.restored,
+    }
+
+
+def write(
+    folder: Path, scenario: Scenario, outcome: Outcome, intervals: Sequence[mcperf.Row]
+) -> dict[str, Any]:
+    """
+    Write everything.
+
+    :param folder: of the run's records; everything goes there
+    :param scenario: the problem
+    :param outcome: the run's figures
+    :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :return: what `report.json` holds
+    :raises OSError: if the disk refuses it
+    """
+    report = content(outcome, intervals, scenario.service.slo_us)
+    text = json.dumps(report, indent=2, allow_nan=False)
+    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    with (folder / INTERVALS_FILE).open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("start_s", "end_s", "target_qps", "qps", "p95_us"))
+        for row in intervals:
+            times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
+            table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
+    illustrate(folder, scenario, report)
+    return report
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """
+    What `report.json` holds.
+
+    :param folder: what `write` wrote to
+    :raises InputError: if there is none
+    """
+    path = folder / REPORT_FILE
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no finished run ({type(error).__name__})") from error
+    return report
+
+
+def read_intervals(folder: Path) -> list[mcperf.Row]:
+    """
+    The measurement intervals of a finished run.
+
+    :param folder: what `write` wrote to
+    """
+    with (folder / INTERVALS_FILE).open(encoding="utf-8", newline="") as file:
+        return [
+            mcperf.Row(
+                *(float(row[name]) for name in ("p95_us", "qps", "target_qps", "start_s", "end_s"))
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> None:
+    """
+    Draw the pictures and write the page.
+
+    :param folder: of the run's records
+    :param scenario: the problem
+    :param report: what `report.json` holds
+    """
+    picture = ""
+    if _draw(folder):
+        picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html").render(
+        report=report,
+        scenario=scenario,
+        intervals=read_intervals(folder),
+        events=[_in_words(event) for event in read_events(folder)],
+        picture=picture,
+    )
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
+
+
+def _in_words(event: Event) -> tuple[float, str, str, str]:
+    return event.time_s, event.job, event.what, event.detail or event.arguments()
+
+
+def _draw(folder: Path) -> bool:
+    """Draw in a process of its own: the agent imports neither matplotlib nor tensorboard."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    command = [sys.executable, "-m", "training.live_pictures", str(folder)]
+    try:
+        subprocess.run(command, check=True, timeout=DRAW_LIMIT_S, capture_output=True, text=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        print(f"coretide: no pictures: {''.join(said)}", file=sys.stderr)
+        return False
+    return True
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m deploy.report", description="Write the page of a finished run anew."
+    )
+    line.add_argument("folder", type=Path, help="the run's report folder")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Write the page from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    with exit_on_bad_input():
+        report = read_report(arguments.folder)
+        illustrate(arguments.folder, load_scenario(arguments.folder / SCENARIO_FILE), report)
+    print(arguments.folder / PAGE_FILE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""What is seen of a run: live view, metrics, report."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from deploy import mcperf, report, view
+from deploy.metrics import Endpoint, RunCollector
+from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.errors import InputError
+from env.scenario import Scenario
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+from training.live_pictures import recording_of
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m[bold]{{ 7 * 7 }}"
+
+
+def moment(
+    scenario: Scenario, time_s: float, state: JobState, p95_us: float | None = None
+) -> Telemetry:
+    """Readings in which vips is in a state, on vCPUs 2 and 3."""
+    jobs = {name: JobAllocation() for name in scenario.job_names}
+    jobs["vips"] = JobAllocation(state, (2, 3), Weight.BACKGROUND, 4)
+    return Telemetry(
+        time_s=time_s,
+        service=ServiceTelemetry(3e4, 0.2, 0.01, qps=9e4, cpu_cores=0.75, p95_us=p95_us),
+        vcpu_busy_s=(0.5 * time_s, 0.0, time_s, time_s),
+        jobs={name: JobTelemetry(job.state, 2.0) for name, job in jobs.items()},
+        applied=Allocation((0, 1), jobs),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, scenario: Scenario) -> Path:
+    """The records of a run in which vips alone ran, for 20 s, was paused and said bad words."""
+    folder = tmp_path_factory.mktemp("run")
+    recorder = Recorder(folder, scenario, time.monotonic() - 30.0)
+    recorder.sample(first := moment(scenario, 0.1, JobState.RUNNING), first.applied)
+    story = [
+        Event(1.0, "start", "vips", (2, 3), 4),
+        Event(6.0, "pause", "vips"),
+        Event(8.0, "unpause", "vips"),
+        Event(9.0, "update_cores", MEMCACHED, (0,)),
+        Event(10.0, "update_cores", "vips", (1, 2, 3)),
+        Event(11.0, "custom", "vips", detail=HOSTILE),
+        Event(21.0, "end", "vips"),
+    ]
+    for event in story:
+        recorder._write(event)
+    recorder.sample(last := moment(scenario, 21.1, JobState.DONE, 950.0), last.applied)
+    recorder.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reported(run: Path, scenario: Scenario) -> Path:
+    """The same with its report."""
+    report.write(run, scenario, outcome(), INTERVALS)
+    return run
+
+
+def outcome() -> report.Outcome:
+    return report.Outcome(
+        policy="threshold-groups",
+        jobs={"vips": report.JobOutcome(0, 1.0, 21.0, 2.0, 1)},
+        actuations=5,
+        overruled=2,
+        reaction_ms=(22.0, 41.0),
+        loop=report.Loop(25.0, 3, 1.5, 55.0),
+        restored=True,
+    )
+
+
+INTERVALS = [
+    mcperf.Row(p95_us, 9e4, 9.1e4, 10.0 * i - 10.0, 10.0 * i)
+    for i, p95_us in enumerate((300.0, 400.0, 900.0, 500.0, 2000.0))
+]
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+def test_the_report_has_the_agreed_keys(reported: Path) -> None:
+    written = json.loads((reported / "report.json").read_text())
+    assert list(written) == [
+        "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "actuations", "overruled",
+        "reaction_ms", "loop", "restored",
+    ]  # fmt: skip
+    assert list(written["jobs"]["vips"]) == [
+        "exit_code", "start_s", "end_s", "paused_s", "retries",
+    ]  # fmt: skip
+    assert list(written["reaction_ms"]) == ["p50", "p99"]
+    assert list(written["loop"]) == ["period_ms", "overruns", "cpu_pct", "rss_mib"]
+    assert written["makespan_s"] == 20.0
+
+
+def test_intervals_count_while_jobs_run(scenario: Scenario) -> None:
+    # vips runs from 1 s to 21 s: the interval before and the one after do not count.
+    content = report.content(outcome(), INTERVALS, scenario.service.slo_us)
+    assert content["p95_us"] == [400.0, 900.0, 500.0]
+    assert content["violation_ratio"] == pytest.approx(1 / 3)
+
+
+def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
+    assert report.content(outcome(), [], scenario.service.slo_us)["violation_ratio"] is None
+
+
+def test_the_page_holds_everything_and_runs_nothing(reported: Path) -> None:
+    page = (reported / "report.html").read_text()
+    assert "threshold-groups on cca-2025" in page
+    assert "data:image/png;base64," in page
+    assert "<script" not in page and "{{" not in page.replace("{{ 7 * 7 }}", "")
+    assert "&lt;script&gt;" in page and "{{ 7 * 7 }}" in page
+    assert "http" not in page.replace("http-equiv", "")
+    with (reported / "intervals.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["p95_us"] for row in rows] == ["300.0", "400.0", "900.0", "500.0", "2000.0"]
+    assert report.read_intervals(reported) == INTERVALS
+
+
+def test_the_pictures_show_what_the_log_says(reported: Path) -> None:
+    recording = recording_of(reported)
+    spans = [(span.start_s, span.end_s, span.state, span.cores) for span in recording.jobs["vips"]]
+    assert spans == [
+        (pytest.approx(1.0), pytest.approx(6.0), JobState.RUNNING, (2, 3)),
+        (pytest.approx(6.0), pytest.approx(8.0), JobState.PAUSED, (2, 3)),
+        (pytest.approx(8.0), pytest.approx(10.0), JobState.RUNNING, (2, 3)),
+        (pytest.approx(10.0), pytest.approx(21.0), JobState.RUNNING, (1, 2, 3)),
+    ]
+    assert [cores for _, cores in recording.service] == [(0, 1), (0,)]
+    assert (reported / "run.png").stat().st_size > 10_000
+    assert len(list(reported.glob("events.out.tfevents.*"))) == 1
+
+
+def test_tensorboard_reads_the_scalars(reported: Path) -> None:
+    board = EventAccumulator(str(reported)).Reload()
+    assert {"live/qps", "live/p95_us", "live/jobs_running"} <= set(board.Tags()["scalars"])
+    assert [(one.step, one.value) for one in board.Scalars("live/jobs_running")] == [
+        (100, 1.0),
+        (21100, 0.0),
+    ]
+
+
+def test_the_page_is_written_anew_from_the_files_and_without_pictures_if_need_be(
+    reported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (reported / "report.html").read_text()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    report.main([str(reported)])
+    after = (reported / "report.html").read_text()
+    assert "data:image" not in after
+    assert after.split("<h2>")[:2] == before.split("<h2>")[:2]
+
+
+def test_a_folder_without_a_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (report.main, view.main):
+        with pytest.raises(SystemExit) as stop:
+            command([str(tmp_path)])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert str(tmp_path) in said and len(said.splitlines()) == 1
+
+
+# --- the live view ----------------------------------------------------------------------------
+
+
+def shown(reader: view.Reader) -> str:
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+    console.print(view.draw(reader.picture))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_view_follows_a_run(tmp_path: Path, scenario: Scenario) -> None:
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    reader = view.Reader(tmp_path)
+    reader.update()
+    assert "no reading yet" in shown(reader)
+    recorder.event("start", "vips", cores=(2, 3), threads=4)
+    for time_s in (1.0, 2.0):
+        recorder.sample(now := moment(scenario, time_s, JobState.RUNNING, 450.0), now.applied)
+    reader.update()
+    text = shown(reader)
+    for words in ("90,000 requests/s", "450 µs, SLO 800 µs", "start [2,3] 4"):
+        assert words in text
+    rows = [line for line in text.splitlines() if "vCPU " in line]
+    assert "memcached" in rows[0] and "50 %" in rows[0]
+    assert "vips (background)" in rows[2] and "100 %" in rows[2]
+    assert not view.over(reader.picture)
+    recorder.close()
+    reader.update()
+    assert view.over(reader.picture)
+
+
+def test_the_view_takes_p95_from_the_load_where_there_is_no_probe(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    recorder.sample(now := moment(scenario, 1.0, JobState.RUNNING), now.applied)
+    reader = view.Reader(tmp_path)
+    row = mcperf.format_row([900.0], 9e4, 90000, 1.0, 2.0)
+    with (tmp_path / LOAD_FILE).open("a") as load:
+        load.write(mcperf.HEADER + "\n" + row[:20])
+        load.flush()
+        reader.update()
+        assert "not measured" in shown(reader)
+        load.write(row[20:] + "\n")
+    reader.update()
+    assert "900 µs" in shown(reader)
+    assert "1 of 1 above the SLO" in shown(reader)
+
+
+def test_what_a_job_says_has_no_effect_on_the_terminal(run: Path) -> None:
+    reader = view.Reader(run)
+    reader.update()
+    text = shown(reader)
+    assert "[bold]{{ 7 * 7 }}" in text
+    assert "\x1b[31m" not in text
+
+
+def test_a_line_that_comes_in_parts_is_read_once(tmp_path: Path) -> None:
+    tail = view.Tail(tmp_path / "log")
+    assert tail.lines() == []
+    with (tmp_path / "log").open("a") as log:
+        for part, wanted in (("one\ntw", ["one"]), ("o\nthree\n", ["two", "three"]), ("", [])):
+            log.write(part)
+            log.flush()
+            assert tail.lines() == wanted
+
+
+# --- metrics ----------------------------------------------------------------------------------
+
+
+def ask(endpoint: Endpoint, method: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=5.0)
+    connection.request(method, "/metrics")
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_prometheus_reads_the_latest_sample(scenario: Scenario) -> None:
+    collector = RunCollector()
+    endpoint = Endpoint(collector, port=0)
+    try:
+        assert ask(endpoint, "GET")[0] == 200
+        collector.event(Event(1.0, "start", "vips", (2, 3), 4))
+        for time_s in (1.0, 2.0):
+            collector.sample(now := moment(scenario, time_s, JobState.RUNNING, 450.0), now.applied)
+        status, text = ask(endpoint, "GET")
+        assert status == 200
+        for line in (
+            "coretide_time_seconds 2.0",
+            "coretide_memcached_qps 90000.0",
+            "coretide_memcached_p95_microseconds 450.0",
+            'coretide_vcpu_busy_seconds_total{vcpu="0"} 1.0',
+            'coretide_job_state{job="vips",state="running"} 1.0',
+            'coretide_job_vcpus{job="vips"} 2.0',
+            'coretide_events_total{event="start",job="vips"} 1.0',
+        ):
+            assert line in text.splitlines()
+        assert "python_gc" not in text
+    finally:
+        endpoint.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_the_endpoint_answers_nothing_but_get(method: str) -> None:
+    endpoint = Endpoint(RunCollector(), port=0)
+    try:
+        assert ask(endpoint, method)[0] == 501
+    finally:
+        endpoint.close()
+
+
+def test_the_endpoint_is_for_this_machine_alone() -> None:
+    endpoint = Endpoint(RunCollector(), port=0)
+    try:
+        assert endpoint._server.server_address[0] == "127.0.0.1"
+        with pytest.raises(InputError, match=f"--metrics-port {endpoint.port}"):
+            Endpoint(RunCollector(), port=endpoint.port)
+    finally:
+        endpoint.close()
+
+
+def test_seeing_a_run_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, deploy.report, deploy.view, deploy.metrics, deploy.load, deploy.probe\n"
+        "import deploy.images, deploy.daemon, deploy.memcached\n"
+        "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib',"
+        " 'tensorboard', 'scipy'}\n"
+        "print(heavy & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()", result.stderr
