@@ -11,14 +11,14 @@ import pytest
 
 from deploy import service
 from deploy.record import read_events
-from tests.live.conftest import ROOT, assert_as_found, needs_docker, write_checkpoint
+from tests.live.conftest import JOBS, ROOT, assert_as_found, needs_docker, write_checkpoint
 
 LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
 
 
 def jobs_ended(deployment):
     events = read_events(deployment.report)
-    return sorted(event.job for event in events if event.what == "end")
+    return sorted(event.job for event in events if event.what == "end" and event.job in JOBS)
 
 
 @pytest.mark.parametrize("policy", ["groups", "checkpoint"])
