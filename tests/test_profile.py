@@ -43,11 +43,11 @@ def test_job_rows_follow_the_given_order():
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ValueError, match=r"known profiles: cca-2024, cca-2025, prm-2020"):
+    with pytest.raises(ValueError, match=r"known profiles: cca-2024, cca-2025, local, prm-2020"):
         load_profile("cca-1999")
     with pytest.raises(ValueError, match=r"no job 'doom'; known jobs: blackscholes"):
         load_profile("cca-2025").job_array(("doom",))
-    assert profile_names() == ("cca-2024", "cca-2025", "prm-2020")
+    assert profile_names() == ("cca-2024", "cca-2025", "local", "prm-2020")
 
 
 def test_saving_is_reproducible(tmp_path):
