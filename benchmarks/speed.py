@@ -153,7 +153,8 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
 
     torch.set_num_threads(threads)
     recipe = load_recipe("default")
-    environments = ColocationVecEnv(load_scenario("cca-2025"), recipe.n_envs, recipe.gamma)
+    scenario = load_scenario("cca-2025")
+    environments = ColocationVecEnv(scenario, recipe.n_envs, recipe.gamma, threads=threads)
     if fast:
         from training.fast_ppo import FastPPO
 

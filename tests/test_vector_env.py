@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from env.reward import TERMS
 from env.scenario import Scenario
+from env.simulator.crew import Crew
 from env.simulator.load import trace_seeds
 from env.simulator.machine import SimulatedMachine, Variation
 from env.simulator.vector_env import ColocationVecEnv
@@ -111,6 +112,29 @@ def test_the_same_seed_is_the_same_batch(short: Scenario) -> None:
         runs.append(seen)
     assert runs[0] == runs[1]
     assert batch(short, seed=4).reset().tobytes() != batch(short).reset().tobytes()
+
+
+def test_threads_change_nothing(short: Scenario) -> None:
+    batches = [batch(short, n_envs=300, threads=threads) for threads in (1, 2)]
+    seen = [env.reset().copy() for env in batches]
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        np.testing.assert_array_equal(*seen)
+        edits = choose(rng, seen[0], int(batches[0].action_space.n))
+        (*one, infos), (*two, same) = (env.step(edits) for env in batches)
+        for alone, shared in zip(one, two, strict=True):
+            np.testing.assert_array_equal(alone, shared)
+        assert [info.get("episode") for info in infos] == [info.get("episode") for info in same]
+        seen = [one[0].copy(), two[0].copy()]
+
+
+def test_a_crew_does_every_piece_once_and_passes_errors_on() -> None:
+    for size in (1, 2, 3):
+        crew, done = Crew(size), []
+        crew.share(done.append, range(100))
+        assert sorted(done) == list(range(100))
+        with pytest.raises(ZeroDivisionError):
+            crew.share(lambda piece: 1 // piece, [1, 0, 1])
 
 
 def test_seeding_again_starts_again(short: Scenario) -> None:

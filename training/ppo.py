@@ -95,7 +95,12 @@ def train(
         algorithm = FastPPO
     variation = Variation(physics=recipe.physics, interval_s=recipe.interval_s)
     environments = ColocationVecEnv(
-        scenario, recipe.n_envs, recipe.gamma, seed=seed, variation=variation
+        scenario,
+        recipe.n_envs,
+        recipe.gamma,
+        seed=seed,
+        variation=variation,
+        threads=torch.get_num_threads(),
     )
     if resume is None:
         model = new_model(recipe, environments, seed, algorithm)

@@ -1,8 +1,9 @@
 """
 Thousands of simulated machines behind one native Stable-Baselines3 `VecEnv`.
 
-The batch lives in one structured array and one call of the kernel steps it. Infos are shared
-empty dicts except where an episode ends, so that a step costs no Python per host.
+The batch lives in one structured array; one call of the kernel steps all of it, or each thread a
+piece at a time. Infos are shared empty dicts except where an episode ends, so that a step costs no
+Python per host.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
+from env.simulator.crew import Crew
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, Variation, episode_summary
 from env.simulator.profile import Profile
 
 _SEEDS_DRAWN_AT_ONCE = 4096
+
+HOSTS_AT_ONCE = 128
+"""Machines in one piece of a step that threads share."""
 
 
 class ColocationVecEnv(VecEnv):
@@ -34,6 +39,7 @@ class ColocationVecEnv(VecEnv):
     :param profile: fitted parameters; the scenario's own if none is given
     :param variation: how episodes differ beyond their trace
     :param staggered: first episodes begin in different phases, so that one update sees all of them
+    :param threads: that step the machines
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class ColocationVecEnv(VecEnv):
         profile: Profile | None = None,
         variation: Variation | None = None,
         staggered: bool = True,
+        threads: int = 1,
     ):
         self.factory = EpisodeFactory(scenario, profile, variation)
         size = self.factory.observation_size
@@ -67,6 +74,9 @@ class ColocationVecEnv(VecEnv):
         self._returns = np.zeros(n_envs)
         self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
         self._nothing: dict[str, Any] = {}
+        self._crew = Crew(threads)
+        piece = HOSTS_AT_ONCE if threads > 1 else n_envs
+        self._pieces = [slice(b, b + piece) for b in range(0, n_envs, piece)]
         self.seed(seed)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -106,17 +116,21 @@ class ColocationVecEnv(VecEnv):
         """Step every machine; ended ones begin a new episode."""
         observations = self._next_buffer()
         rewards = np.empty(self.num_envs, np.float32)
-        kernel.step_batch(
-            self.hosts,
-            self.factory.table.rows,
-            self.targets,
-            self._edits,
-            self.gamma,
-            self._terms,
-            rewards,
-            self._ended,
-            observations,
-        )
+
+        def step(some: slice) -> None:
+            kernel.step_batch(
+                self.hosts[some],
+                self.factory.table.rows,
+                self.targets[some],
+                self._edits[some],
+                self.gamma,
+                self._terms[some],
+                rewards[some],
+                self._ended[some],
+                observations[some],
+            )
+
+        self._crew.share(step, self._pieces)
         self._returns += rewards
         infos = [self._nothing] * self.num_envs
         dones = self._ended != 0
