@@ -24,6 +24,10 @@ class Start:
     trace_seed: int
     entropy: int
 
+    def rng(self) -> np.random.Generator:
+        """A fresh source of the episode's random numbers."""
+        return np.random.default_rng([self.entropy, self.trace_seed])
+
 
 @dataclass(frozen=True)
 class Run:
@@ -101,7 +105,7 @@ def run_episode(
     :param regulated: whether the regulator may stand in between
     :param recorder: receives what there is to plot
     """
-    rng = np.random.default_rng([start.entropy, start.trace_seed])
+    rng = start.rng()
     machine.begin(start.trace_seed, rng)
     regulator_on = regulated and policy.regulated
     error = ""

@@ -64,6 +64,7 @@ def parser() -> OneLineParser:
         default=0.0,
         help="draw each episode's physics from the profile's uncertainty, scaled by this (0)",
     )
+    add("--bound", action="store_true", help="show how far the best possible is (takes a while)")
     line.set_defaults(episodes=None)
     return line
 
@@ -108,7 +109,12 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
             if recorder is not None:
                 plot(recorder, policy.name, runs[-1], profile, arguments.plots)
         results.append((policy.name, runs))
-    return report(scenario, profile, results)
+    content = report(scenario, profile, results)
+    if arguments.bound:
+        from training.bound import bound_report  # scipy takes its time
+
+        content["bound"] = bound_report(factory, starts)
+    return content
 
 
 def plot(recorder: Recorder, name: str, run: Run, profile: Profile, folder: Path) -> None:

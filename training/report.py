@@ -167,6 +167,13 @@ def show(content: dict[str, Any]) -> None:
     """
     console = Console()
     console.print(table(content))
+    if "bound" in content:
+        lower, search = content["bound"]["lower_s"], content["bound"]["search_s"]
+        found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
+        console.print(
+            f"no schedule beats {lower['mean']:.1f} s; best schedule found, without a violation, "
+            f"in {search['found']} of {content['episodes']} episodes: {found} (simulated)"
+        )
     for entry in content["policies"]:
         for line in failure_lines(entry):
             console.print(line, style="red", markup=False, soft_wrap=True)

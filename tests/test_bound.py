@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+
+import agents
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, Variation
+from training import evaluate
+from training.bound import LowerBound, bound_report, lower_bounds
+from training.episodes import run_episodes, starts_from
+from training.schedule_search import Search, best_schedules, general_schedule, in_turn
+
+
+@pytest.fixture(scope="module", params=["cca-2025", "cca-2024"])
+def problem(request):
+    return EpisodeFactory(load_scenario(request.param))
+
+
+@pytest.fixture(scope="module")
+def starts():
+    return starts_from(11, 4)
+
+
+def test_no_policy_beats_the_bound(problem, starts):
+    bounds = lower_bounds(problem, starts)
+    for name in ("concurrent", "shared-background", "stats-poll-packed", "parties"):
+        runs = run_episodes(agents.make(name), problem, starts)
+        for run, bound in zip(runs, bounds, strict=True):
+            assert run.makespan_s > bound
+
+
+def test_no_random_schedule_beats_the_bound(problem, starts):
+    bound = lower_bounds(problem, starts)[0]
+    rng = np.random.default_rng(5)
+    search = Search(problem, starts[:1], rng)
+    schedule = in_turn(problem.scenario, 3)
+    for _ in range(300):
+        schedule = search.neighbour(schedule)
+        makespan_s, _ = search.cost(schedule)
+        assert makespan_s > bound
+
+
+def test_a_busier_service_and_more_work_raise_the_bound(problem):
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    start = starts_from(1, 1)[0]
+    problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
+    load = problem.scenario.load
+    bound = LowerBound(problem.scenario, hosts[0])
+    calm = bound.seconds(np.full(500, load.qps_min, float), load.interval_s)
+    assert bound.seconds(np.full(500, 0.9 * load.qps_max), load.interval_s) > 1.1 * calm
+    hosts["job_params"][:, :, 0] *= 1.5
+    longer = LowerBound(problem.scenario, hosts[0])
+    assert longer.seconds(np.full(500, load.qps_min, float), load.interval_s) == pytest.approx(
+        1.5 * calm, rel=0.01
+    )
+
+
+def test_the_search_improves_and_its_schedule_repeats(problem, starts):
+    rng = np.random.default_rng(1)
+    search = Search(problem, starts[:1], rng)
+    first = in_turn(problem.scenario, 2)
+    makespan_s, schedule = search.anneal(first, 400)
+    assert makespan_s < search.cost(first)[0]
+    assert search.cost(schedule) == (pytest.approx(makespan_s), 0)
+
+
+def test_a_schedule_of_edits_uses_only_their_places(problem, starts):
+    _, schedule = general_schedule(problem, starts[:2], 300, np.random.default_rng(2))
+    rows = problem.table.rows
+    places = {tuple(row[2:4]) for row in rows[rows[:, 0] == 3].tolist()}
+    for row in schedule.jobs.tolist():
+        assert tuple(row[2:4]) in places and tuple(row[4:6]) in places
+
+
+def test_the_same_seed_finds_the_same(problem, starts):
+    assert best_schedules(problem, starts[:1], 60) == best_schedules(problem, starts[:1], 60)
+
+
+def test_evaluate_adds_the_bound(monkeypatch, capsys):
+    monkeypatch.setattr("training.bound.best_schedules", lambda factory, starts: [math.inf, 600.0])
+    arguments = evaluate.parser().parse_args(
+        ["--policy", "shared-background", "--episodes", "2", "--bound"]
+    )
+    content = evaluate.evaluate(arguments)
+    mean = content["policies"][0]["makespan_s"]["mean"]
+    assert content["bound"]["search_s"] == {"mean": 600.0, "found": 1}
+    assert 0.5 * mean < content["bound"]["lower_s"]["mean"] < mean
+    evaluate.show(content)
+    assert "no schedule beats" in capsys.readouterr().out
+
+
+def test_one_bound_does_not_fit_many_physics(problem, starts):
+    factory = EpisodeFactory(problem.scenario, problem.profile, Variation(physics=1.0))
+    with pytest.raises(ValueError, match="one physics"):
+        bound_report(factory, starts)
