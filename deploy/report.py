@@ -19,13 +19,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from deploy import mcperf
-from deploy.record import SCENARIO_FILE, Event, read_events
+from deploy.record import MEMCACHED, SCENARIO_FILE, Event, read_events
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
@@ -81,7 +82,6 @@ class Outcome:
     :param jobs: how each job ended
     :param actuations: changes made
     :param overruled: decisions that the regulator changed
-    :param reaction_ms: median and 99th percentile from a jump of the load to memcached moved
     :param loop: what the loop cost
     :param restored: whether the machine is as it was found
     """
@@ -90,7 +90,6 @@ class Outcome:
     jobs: Mapping[str, JobOutcome]
     actuations: int
     overruled: int
-    reaction_ms: tuple[float, float] | None
     loop: Loop
     restored: bool
 
@@ -102,7 +101,28 @@ class Outcome:
         return (min(starts), max(ends)) if starts and ends else (0.0, 0.0)
 
 
-def content(outcome: Outcome, intervals: Sequence[mcperf.Row], slo_us: float) -> dict[str, Any]:
+def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> list[float]:
+    """
+    From each rise of the load that memcached was given vCPUs for, to the moment it had them.
+
+    :param events: the log
+    :param intervals: the load, `start_s` and `end_s` counted from the run's start
+    """
+    moves = [event for event in events if event.job == MEMCACHED and event.cores]
+    grown_s = [
+        after.time_s for before, after in pairwise(moves) if len(after.cores) > len(before.cores)
+    ]
+    found = []
+    for before, after in pairwise(intervals):
+        if after.target_qps > before.target_qps:
+            late_s = [time_s for time_s in grown_s if after.start_s <= time_s < after.end_s]
+            found += [1e3 * (time_s - after.start_s) for time_s in late_s[:1]]
+    return found
+
+
+def content(
+    outcome: Outcome, intervals: Sequence[mcperf.Row], events: Sequence[Event], slo_us: float
+) -> dict[str, Any]:
     """
     The report, ready for JSON.
 
@@ -111,12 +131,13 @@ def content(outcome: Outcome, intervals: Sequence[mcperf.Row], slo_us: float) ->
 
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :param events: the log
     :param slo_us: the SLO
     """
     first_s, last_s = outcome.window_s
     counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]
     violations = sum(row.p95_us > slo_us for row in counted)
-    median, high = outcome.reaction_ms or (None, None)
+    reactions = sorted(reactions_ms(events, intervals))
     return {
         "policy": outcome.policy,
         "makespan_s": last_s - first_s,
@@ -125,7 +146,10 @@ def content(outcome: Outcome, intervals: Sequence[mcperf.Row], slo_us: float) ->
         "p95_us": [row.p95_us for row in counted],
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
-        "reaction_ms": {"p50": median, "p99": high},
+        "reaction_ms": {
+            name: mcperf.percentile(reactions, rank) if reactions else None
+            for name, rank in (("p50", 50.0), ("p99", 99.0))
+        },
         "loop": asdict(outcome.loop),
         "restored": outcome.restored,
     }
@@ -144,7 +168,7 @@ def write(
     :return: what `report.json` holds
     :raises OSError: if the disk refuses it
     """
-    report = content(outcome, intervals, scenario.service.slo_us)
+    report = content(outcome, intervals, read_events(folder), scenario.service.slo_us)
     text = json.dumps(report, indent=2, allow_nan=False)
     (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
     with (folder / INTERVALS_FILE).open("w", encoding="utf-8", newline="") as file:

@@ -77,7 +77,6 @@ def outcome() -> report.Outcome:
         jobs={"vips": report.JobOutcome(0, 1.0, 21.0, 2.0, 1)},
         actuations=5,
         overruled=2,
-        reaction_ms=(22.0, 41.0),
         loop=report.Loop(25.0, 3, 1.5, 55.0),
         restored=True,
     )
@@ -108,13 +107,22 @@ def test_the_report_has_the_agreed_keys(reported: Path) -> None:
 
 def test_intervals_count_while_jobs_run(scenario: Scenario) -> None:
     # vips runs from 1 s to 21 s: the interval before and the one after do not count.
-    content = report.content(outcome(), INTERVALS, scenario.service.slo_us)
+    content = report.content(outcome(), INTERVALS, [], scenario.service.slo_us)
     assert content["p95_us"] == [400.0, 900.0, 500.0]
     assert content["violation_ratio"] == pytest.approx(1 / 3)
 
 
+def test_a_reaction_counts_from_the_rise_of_the_load() -> None:
+    moves = [(0.5, (0, 1)), (3.0, (0,)), (10.03, (0, 1)), (12.0, (0,)), (25.0, (0, 1))]
+    events = [Event(time_s, "update_cores", MEMCACHED, cores) for time_s, cores in moves]
+    loads = [(0.0, 9e3), (10.0, 9e4), (20.0, 5e4), (30.0, 9e4)]
+    intervals = [mcperf.Row(300.0, qps, qps, start_s, start_s + 10.0) for start_s, qps in loads]
+    # At 20 s the load fell, at 30 s memcached had its vCPUs already.
+    assert report.reactions_ms(events, intervals) == [pytest.approx(30.0)]
+
+
 def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
-    assert report.content(outcome(), [], scenario.service.slo_us)["violation_ratio"] is None
+    assert report.content(outcome(), [], [], scenario.service.slo_us)["violation_ratio"] is None
 
 
 def test_the_page_holds_everything_and_runs_nothing(reported: Path) -> None:
