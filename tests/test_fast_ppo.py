@@ -102,7 +102,7 @@ def gradients(model):
     ids=str,
 )
 def test_update_is_stock_ppos(learned, changes, n_threads, monkeypatch):
-    monkeypatch.setattr(fast_ppo, "CACHED_ROWS", 30)
+    monkeypatch.setattr(fast_ppo, "ROWS_AT_ONCE", 30)
     stock, fast = twins(learned, **changes)
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)

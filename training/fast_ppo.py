@@ -7,11 +7,10 @@ with the same hyperparameters, logs, callbacks and checkpoints, but
 * the loss with its gradient is one compiled loop over decisions, as drawing an action is;
 * the gradient is carried through the two networks by hand, a layer a line;
 * a decision is written once, straight into the rollout buffer;
-* each thread takes its part of a minibatch through all layers before it waits for another.
+* each thread takes a piece of a minibatch through all layers before it takes the next.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,10 +22,11 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from training.kernels import STATISTICS, draw_actions, loss_gradient
+from env.simulator.crew import Crew
+from training.kernels import STATISTICS, draw_actions, loss_gradient, silence
 from training.masked_policy import MaskedActorCriticPolicy
 
-CACHED_ROWS = 2048
+ROWS_AT_ONCE = 2048
 """Decisions that a thread takes through the networks at once; more would leave its core's cache."""
 
 # --- the two networks ---------------------------------------------------------------------------
@@ -36,36 +36,42 @@ class ReluNetwork:
     """
     Linear layers with a ReLU between any two; works on the weights of torch modules.
 
+    What it computes stays in its own memory until the next call, so that it stays in the cache.
+
     :param layers: the modules
-    :param gradients: receive the gradients of their weights and biases, in the same order
+    :param n_rows: the most rows of an input
     """
 
-    def __init__(self, layers: list[nn.Linear], gradients: list[Tensor]):
+    def __init__(self, layers: list[nn.Linear], n_rows: int):
         self.layers = [(layer.weight.detach().t(), layer.bias.detach()) for layer in layers]
-        self.gradients = list(zip(gradients[::2], gradients[1::2], strict=True))
+        self._outputs = [torch.empty(n_rows, layer.out_features) for layer in layers]
+        self._slopes = [torch.empty(n_rows, layer.in_features) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:
         """float32[B, n_inputs] to float32[B, n_outputs]."""
+        n_rows = len(x)
         self.inputs = [x]
-        for weight, bias in self.layers[:-1]:
-            x = torch.addmm(bias, x, weight).relu_()
+        for (weight, bias), output in zip(self.layers[:-1], self._outputs[:-1], strict=True):
+            x = torch.addmm(bias, x, weight, out=output[:n_rows]).relu_()
             self.inputs.append(x)
         weight, bias = self.layers[-1]
-        return torch.addmm(bias, x, weight)
+        return torch.addmm(bias, x, weight, out=self._outputs[-1][:n_rows])
 
-    def backward(self, slope: Tensor) -> None:
+    def backward(self, slope: Tensor, gradients: list[Tensor]) -> None:
         """
-        Add to the gradients.
+        Compute the gradient.
 
         :param slope: float32[B, n_outputs], of the loss by what `forward` has returned
+        :param gradients: receive those of all weights and biases, in the order of the layers
         """
+        n_rows = len(slope)
         for depth in reversed(range(len(self.layers))):
-            weight_gradient, bias_gradient = self.gradients[depth]
-            weight_gradient.addmm_(slope.t(), self.inputs[depth])
-            bias_gradient.add_(slope.sum(0))
+            torch.mm(slope.t(), self.inputs[depth], out=gradients[2 * depth])
+            torch.sum(slope, 0, out=gradients[2 * depth + 1])
             if depth > 0:
-                active = self.inputs[depth].sign()
-                slope = torch.mm(slope, self.layers[depth][0].t()).mul_(active)
+                weight, _ = self.layers[depth]
+                slope = torch.mm(slope, weight.t(), out=self._slopes[depth][:n_rows])
+                silence(slope.numpy(), self.inputs[depth].numpy())
 
 
 class ActorCritic:
@@ -73,25 +79,37 @@ class ActorCritic:
     A policy's two networks and their gradient; one thread uses it at a time.
 
     :param policy: whose weights are used
+    :param n_rows: the most rows of an input
     """
 
-    def __init__(self, policy: MaskedActorCriticPolicy):
+    def __init__(self, policy: MaskedActorCriticPolicy, n_rows: int):
         actor, critic = linear_layers(policy)
-        self.parameters = [p for layer in actor + critic for p in (layer.weight, layer.bias)]
-        sizes = [p.numel() for p in self.parameters]
-        self.gradient = torch.zeros(sum(sizes))
-        self.gradients = [
-            part.view_as(p)
-            for part, p in zip(self.gradient.split(sizes), self.parameters, strict=True)
-        ]
         self.n_features = policy.features_dim
-        self.actor = ReluNetwork(actor, self.gradients[: 2 * len(actor)])
-        self.critic = ReluNetwork(critic, self.gradients[2 * len(actor) :])
+        self._of_actor = 2 * len(actor)
+        self.actor = ReluNetwork(actor, n_rows)
+        self.critic = ReluNetwork(critic, n_rows)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Logits float32[B, A], not yet masked, and values float32[B, 1]."""
         features = observations[:, : self.n_features]
         return self.actor.forward(features), self.critic.forward(features)
+
+    def backward(self, by_logits: Tensor, by_values: Tensor, gradients: list[Tensor]) -> None:
+        """
+        Compute the gradient.
+
+        :param by_logits: float32[B, A], slopes of the loss
+        :param by_values: float32[B, 1]
+        :param gradients: receive those of the `parameters`
+        """
+        self.actor.backward(by_logits, gradients[: self._of_actor])
+        self.critic.backward(by_values, gradients[self._of_actor :])
+
+
+def parameters(policy: MaskedActorCriticPolicy) -> list[nn.Parameter]:
+    """Weights and biases of a policy's actor and critic, layer by layer."""
+    actor, critic = linear_layers(policy)
+    return [p for layer in actor + critic for p in layer.parameters()]
 
 
 def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
@@ -108,6 +126,11 @@ def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], lis
 # --- the algorithm ------------------------------------------------------------------------------
 
 
+def one_core() -> None:
+    """Let each torch operation of this thread use one core."""
+    torch.set_num_threads(1)
+
+
 @contextmanager
 def one_core_each() -> Iterator[None]:
     """
@@ -117,7 +140,7 @@ def one_core_each() -> Iterator[None]:
     layer; where anything else runs on the machine, that costs far more than it saves.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    one_core()
     try:
         yield
     finally:
@@ -168,17 +191,32 @@ class FastPPO(PPO):
         if buffer.generator_ready:  # somebody has flattened the arrays
             buffer.reset()
         buffer.pos, buffer.full = 0, False
-        observations = torch.from_numpy(buffer.observations)
-        network = ActorCritic(self.policy)
+        crew = Crew(torch.get_num_threads(), one_core)
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
+        pieces = [slice(b, b + ROWS_AT_ONCE) for b in range(0, env.num_envs, ROWS_AT_ONCE)]
+
+        def decide(some: slice) -> None:
+            """Fill the part of the buffer's present step that belongs to some machines."""
+            network = networks.pop()
+            observations = buffer.observations[n_steps, some]
+            observations[:] = self._last_obs[some]  # type: ignore[index]
+            logits, values = network.forward(torch.from_numpy(observations))
+            draw_actions(
+                logits.numpy(),
+                observations,
+                luck[some],
+                buffer.actions[n_steps, some, 0],
+                buffer.log_probs[n_steps, some],
+            )
+            buffer.values[n_steps, some] = values.numpy()[:, 0]
+            networks.append(network)
+
         callback.on_rollout_start()
         with one_core_each():
             for n_steps in range(n_rollout_steps):
-                buffer.observations[n_steps] = self._last_obs
-                logits, values = network.forward(observations[n_steps])
                 luck = torch.rand(env.num_envs).numpy()
-                actions, log_probs = buffer.actions[n_steps, :, 0], buffer.log_probs[n_steps]
-                draw_actions(logits.numpy(), buffer.observations[n_steps], luck, actions, log_probs)
-                buffer.values[n_steps] = values.numpy()[:, 0]
+                crew.share(decide, pieces)
+                actions = buffer.actions[n_steps, :, 0]
                 new_obs, rewards, dones, infos = env.step(actions)
                 self.num_timesteps += env.num_envs
 
@@ -191,13 +229,13 @@ class FastPPO(PPO):
                 for index in ended:
                     if infos[index].get("TimeLimit.truncated", False):
                         last = torch.from_numpy(infos[index]["terminal_observation"])
-                        rewards[index] += self.gamma * network.forward(last[None])[1].item()
+                        rewards[index] += self.gamma * networks[0].forward(last[None])[1].item()
                 buffer.rewards[n_steps] = rewards
                 buffer.episode_starts[n_steps] = self._last_episode_starts
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
 
         buffer.pos, buffer.full = n_rollout_steps, True
-        _, values = network.forward(torch.from_numpy(new_obs))
+        values = self.policy.predict_values(torch.from_numpy(new_obs)).detach()
         buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
@@ -217,36 +255,44 @@ class FastPPO(PPO):
         decisions = torch.from_numpy(np.stack([c.ravel() for c in columns], 1, dtype=np.float32))
         advantages = decisions[:, 2]
 
-        n_threads = torch.get_num_threads()
-        networks = [ActorCritic(self.policy) for _ in range(n_threads)]
-        gradient = networks[0].gradient
-        for parameter, part in zip(networks[0].parameters, networks[0].gradients, strict=True):
+        crew = Crew(torch.get_num_threads(), one_core)
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
+        # Each piece of a minibatch has a gradient of its own: sums do not depend on the threads.
+        trained = parameters(self.policy)
+        sizes = [p.numel() for p in trained]
+        n_pieces = -(-min(self.batch_size, len(observations)) // ROWS_AT_ONCE)
+        gradients = torch.empty(n_pieces, sum(sizes))
+        sums = np.empty((n_pieces, len(STATISTICS)))
+        views = [
+            [part.view_as(p) for part, p in zip(row.split(sizes), trained, strict=True)]
+            for row in gradients
+        ]
+        gradient = gradients[0]
+        for parameter, part in zip(trained, views[0], strict=True):
             parameter.grad = part
 
-        def differentiate(network: ActorCritic, rows: Tensor) -> np.ndarray:
-            """Write the gradient of a thread's part of the minibatch; return its statistics."""
-            sums = np.zeros(len(STATISTICS))
-            network.gradient.zero_()
-            for some in rows.split(CACHED_ROWS):
-                seen = observations.index_select(0, some)
-                taken = decisions.index_select(0, some)
-                logits, values = network.forward(seen)
-                loss_gradient(
-                    logits.numpy(),
-                    values.numpy(),
-                    seen.numpy(),
-                    taken.numpy(),
-                    coefficients,
-                    sums,
-                )
-                network.actor.backward(logits)
-                network.critic.backward(values)
-            return sums
+        def differentiate(piece: tuple[int, Tensor]) -> None:
+            """Compute the gradient and the statistics of a piece of the minibatch."""
+            index, some = piece
+            network = networks.pop()
+            seen = observations.index_select(0, some)
+            taken = decisions.index_select(0, some)
+            logits, values = network.forward(seen)
+            sums[index] = 0.0
+            loss_gradient(
+                logits.numpy(),
+                values.numpy(),
+                seen.numpy(),
+                taken.numpy(),
+                coefficients,
+                sums[index],
+            )
+            network.backward(logits, values, views[index])
+            networks.append(network)
 
         statistics: list[np.ndarray] = []
         moved_too_far = False
-        pool = ThreadPoolExecutor(n_threads, initializer=lambda: torch.set_num_threads(1))
-        with one_core_each(), pool:
+        with one_core_each():
             for _ in range(self.n_epochs):
                 epoch_began = len(statistics)
                 order = torch.from_numpy(np.random.permutation(len(observations)))
@@ -259,14 +305,14 @@ class FastPPO(PPO):
                         [mean, scale, clip_range, self.ent_coef, self.vf_coef, 1.0 / len(rows)],
                         np.float32,
                     )
-                    parts = pool.map(differentiate, networks, rows.tensor_split(n_threads))
-                    statistics.append(np.sum(list(parts), axis=0))
+                    pieces = list(enumerate(rows.split(ROWS_AT_ONCE)))
+                    crew.share(differentiate, pieces)
+                    statistics.append(sums[: len(pieces)].sum(axis=0))
                     approx_kl = statistics[-1][STATISTICS.index("approx_kl")]
                     if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:
                         moved_too_far = True
                         break
-                    for network in networks[1:]:
-                        gradient += network.gradient
+                    gradient += gradients[1 : len(pieces)].sum(0)
                     gradient *= min(1.0, self.max_grad_norm / (gradient.norm().item() + 1e-6))
                     optimizer.step()
                 self._n_updates += 1

@@ -193,6 +193,20 @@ def slopes_of_judged(  # type: ignore[no-untyped-def]
 
 
 @compiled
+def silence(slopes, activations):  # type: ignore[no-untyped-def]
+    """
+    Carry slopes back through ReLUs: nothing passes where one is off.
+
+    :param slopes: float32[B, n], by the outputs; become those by the inputs
+    :param activations: float32[B, n], the outputs
+    """
+    for row in range(slopes.shape[0]):
+        for unit in range(slopes.shape[1]):
+            open_ = _f32(1.0) if activations[row, unit] > _f32(0.0) else _f32(0.0)
+            slopes[row, unit] *= open_
+
+
+@compiled
 def loss_gradient(  # type: ignore[no-untyped-def]
     logits, values, observations, decisions, coefficients, sums
 ):

@@ -15,11 +15,12 @@ class Crew:
     then finds nothing left to do and nobody has waited for it.
 
     :param size: number of threads, the calling one included
+    :param prepare: what each helper does first
     """
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, prepare: Callable[[], object] | None = None):
         self.size = size
-        self._helpers = ThreadPoolExecutor(size - 1) if size > 1 else None
+        self._helpers = ThreadPoolExecutor(size - 1, initializer=prepare) if size > 1 else None
 
     def share(self, work: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
         """
