@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deploy.watchdog import Watchdog
+
 BEAT_EVERY_S = 0.1
 SILENCE_S = 0.6
 """With this silence the guardian acts; the promise is a safe machine within 1 s."""
@@ -40,6 +42,7 @@ class Guardian:
         self.pid = pid
         self._pipe = pipe
         self._beat_s = 0.0
+        self._watchdog = Watchdog()
 
     def watch(self, state_file: Path) -> None:
         """
@@ -54,6 +57,7 @@ class Guardian:
         if now_s - self._beat_s >= BEAT_EVERY_S:
             self._beat_s = now_s
             self._write(b".")
+            self._watchdog.beat(now_s)
 
     def stop(self) -> None:
         """Dismiss it: the loop has restored everything itself."""

@@ -348,7 +348,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
         line = f" at line {where.line + 1}" if where else ""
         raise InputError(f"{path}: not valid YAML{line}") from error
     if isinstance(content, dict) and is_profile_file(str(content.get("profile", ""))):
-        content["profile"] = str(path.parent / content["profile"])
+        content["profile"] = str((path.parent / content["profile"]).resolve())
     return _validated(path, content)
 
 

@@ -1,0 +1,274 @@
+"""
+The local scenario on this machine, twice: under the shipped policy, then under a published rule.
+
+    make demo
+
+Installs what is missing (Debian, Ubuntu), measures the machine, starts a memcached and, if there
+is no Docker daemon, one on a private socket, and prints both runs side by side. Afterwards
+nothing of it runs any more. Everything measured stays in `demo/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import DockerException
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deploy import daemon, memcached
+from deploy.images import ensure_stress_image
+from deploy.record import LOAD_FILE
+from deploy.report import PAGE_FILE, read_report
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import Scenario, load_scenario
+
+FOLDER = Path("demo")
+CHECKPOINT = Path("checkpoints/local.zip")
+STAND_IN = "perfiso"
+"""Takes the trained policy's place while there is none."""
+
+RULE = Path("agents/parameters/local/threshold-groups.yaml")
+TRACE_SEED = 2333
+PACKAGES = {
+    "memcached": "memcached",
+    "dockerd": "docker.io",
+    "stress-ng": "stress-ng",
+    "busybox": "busybox-static",
+}
+INSTALL_LIMIT_S = 600.0
+MEASURE_S, PREPARE_S, RUN_S = 180.0, 15.0, 140.0
+END_S = 20.0
+"""What a deployment that is told to stop has to put the machine right."""
+
+
+@dataclass
+class Budget:
+    """Says how long each step may take, and how long it took."""
+
+    console: Console
+    started_s: float = field(default_factory=time.monotonic)
+
+    @contextlib.contextmanager
+    def step(self, what: str, limit_s: float) -> Iterator[None]:
+        """
+        Announce a step and time it.
+
+        :param what: the step, in words
+        :param limit_s: its budget
+        """
+        self.console.print(f"{what} (up to {limit_s:.0f} s) ...", highlight=False)
+        begun_s = time.monotonic()
+        yield
+        took_s = time.monotonic() - begun_s
+        over = "" if took_s <= limit_s else ", over its budget"
+        self.console.print(f"    took {took_s:.0f} s{over}", highlight=False)
+
+
+def install_missing(budget: Budget) -> None:
+    """
+    Install the programs that are not there.
+
+    :raises InputError: if that is not possible
+    """
+    missing = [package for program, package in PACKAGES.items() if not shutil.which(program)]
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise InputError(f"please install {', '.join(missing)}; there is no apt-get here")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with budget.step(f"installing {', '.join(missing)}", INSTALL_LIMIT_S):
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+            result = subprocess.run(
+                ["apt-get", "--quiet=2", *command],
+                env=environment,
+                timeout=INSTALL_LIMIT_S,
+                check=False,
+            )
+            if result.returncode:
+                raise InputError(f"apt-get {command[0]} failed; its message is above")
+
+
+def measure(budget: Budget) -> str:
+    """The local scenario, or a file with the same and a load and an SLO that suit this machine."""
+    out = FOLDER / "machine"
+    with budget.step("measuring this machine", MEASURE_S):
+        command = [sys.executable, "-m", "training.characterise", "--scenario", "local"]
+        result = subprocess.run([*command, "--quick", "--out", str(out)], check=False)
+    if result.returncode:
+        budget.console.print(
+            "The machine could not be measured: the figures below are for the load and the SLO "
+            "of another one.",
+            style="red",
+        )
+        return "local"
+    return str(out / "scenario.yaml")
+
+
+@contextlib.contextmanager
+def docker_daemon() -> Iterator[str]:
+    """The address of the machine's Docker daemon, or of one of our own; it has the jobs' image."""
+    with contextlib.ExitStack() as stack:
+        url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        if not _answers(url):
+            # A short path, for its sockets.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coretide-")))
+            url = stack.enter_context(daemon.running(folder / "docker")).url
+        client = docker.DockerClient(base_url=url)
+        stack.callback(client.close)
+        ensure_stress_image(client)
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        client = docker.DockerClient(base_url=url, timeout=5)
+        client.ping()
+        client.close()
+    except DockerException:
+        return False
+    return True
+
+
+def deploy(policy: str, problem: str, url: str, folder: Path) -> None:
+    """
+    One run: a fresh memcached under load, and a deployment until the last job has ended.
+
+    :param policy: who decides
+    :param problem: the scenario's name or file
+    :param url: the Docker daemon's address
+    :param folder: of the run's report
+    """
+    scenario = load_scenario(problem)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="coretide-") as state,
+        memcached.running(scenario.service.threads) as server,
+        loaded(server, scenario, folder / LOAD_FILE),
+        (folder / "deploy.txt").open("w") as said,
+    ):
+        chosen = "--checkpoint" if policy.endswith(".zip") else "--policy"
+        command = [sys.executable, "deploy.py", chosen, policy, "--scenario", problem]
+        command += ["--memcached", f"{server.host}:{server.port}", "--docker", url]
+        command += ["--state", state, "--report", str(folder)]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            process.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(END_S)
+
+
+@contextlib.contextmanager
+def loaded(server: memcached.Memcached, scenario: Scenario, output: Path) -> Iterator[None]:
+    """
+    Keep memcached under the scenario's load for the length of a `with` block.
+
+    :param server: a running one
+    :param scenario: gives the load
+    :param output: where the load writes what it measures
+    """
+    load = scenario.load
+    command = [sys.executable, "-m", "deploy.load", "--memcached", f"{server.host}:{server.port}"]
+    command += ["--trace-seed", str(TRACE_SEED), "--interval", str(load.interval_s)]
+    command += ["--qps-min", str(load.qps_min), "--qps-max", str(load.qps_max)]
+    command += ["--duration", str(load.duration_s)]
+    with output.open("w") as text:
+        process = subprocess.Popen(command, stdout=text, stderr=subprocess.PIPE)
+    try:
+        while "#type" not in output.read_text(encoding="utf-8"):
+            if process.poll() is not None:
+                said = process.stderr.read().decode() if process.stderr else ""
+                raise InputError(f"the load could not start: {said.strip()}")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
+    """
+    Both runs as a table.
+
+    :param reports: of finished runs
+    :param scenario: gives SLO and jobs
+    """
+    view = Table(box=box.SIMPLE_HEAD, title=f"MEASURED on this machine: {scenario.name}")
+    view.add_column("")
+    for report in reports:
+        view.add_column(report["policy"], justify="right")
+    view.add_row("makespan, s", *(f"{report['makespan_s']:.1f}" for report in reports))
+    slo = f"intervals above {scenario.service.slo_us:g} µs"
+    view.add_row(slo, *(_violations(report) for report in reports))
+    view.add_row("median p95, µs", *(_median(report["p95_us"]) for report in reports))
+    view.add_row("changes", *(str(report["actuations"]) for report in reports))
+    loops = (f"{report['loop']['cpu_pct']:.1f} %" for report in reports)
+    view.add_row("loop's CPU", *loops)
+    for name in scenario.job_names:
+        view.add_row(f"{name}, s", *(_job(report["jobs"].get(name)) for report in reports))
+    return view
+
+
+def _violations(report: dict[str, Any]) -> str:
+    ratio = report["violation_ratio"]
+    return "not measured" if ratio is None else f"{100 * ratio:.1f} % of {len(report['p95_us'])}"
+
+
+def _median(values: list[float]) -> str:
+    return f"{statistics.median(values):.0f}" if values else "not measured"
+
+
+def _job(job: dict[str, Any] | None) -> str:
+    if job is None or job["start_s"] is None or job["end_s"] is None:
+        return "not done"
+    failed = "" if job["exit_code"] == 0 else f" (exit {job['exit_code']})"
+    return f"{job['start_s']:.1f} to {job['end_s']:.1f}{failed}"
+
+
+def main() -> None:
+    """Measure, run twice, compare."""
+    console = Console()
+    budget = Budget(console)
+    with exit_on_bad_input(), contextlib.suppress(KeyboardInterrupt):
+        if os.geteuid() != 0:
+            raise InputError("containers need root: sudo make demo")
+        FOLDER.mkdir(exist_ok=True)
+        install_missing(budget)
+        budget.started_s = time.monotonic()
+        policies = [str(CHECKPOINT), str(RULE)]
+        if not CHECKPOINT.is_file():
+            console.print(f"There is no {CHECKPOINT} yet: {STAND_IN} stands in for it.")
+            policies[0] = STAND_IN
+        problem = measure(budget)
+        scenario = load_scenario(problem)
+        folders = [FOLDER / Path(policy).stem for policy in policies]
+        with contextlib.ExitStack() as stack:
+            with budget.step("starting Docker", PREPARE_S):
+                url = stack.enter_context(docker_daemon())
+            for policy, folder in zip(policies, folders, strict=True):
+                with budget.step(f"running under {policy}", RUN_S):
+                    deploy(policy, problem, url, folder)
+        console.print(side_by_side([read_report(folder) for folder in folders], scenario))
+        for folder in folders:
+            console.print(folder / PAGE_FILE, highlight=False)
+        took_s = time.monotonic() - budget.started_s
+        console.print(f"{took_s / 60:.1f} minutes after installation", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
