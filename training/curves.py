@@ -52,6 +52,19 @@ def average(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def trusted(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """
+    Of each point the rows that were disturbed least.
+
+    :param table: one row a repetition; `disturbed` grades them, without it all are kept
+    :param by: columns that tell one point from another
+    """
+    if "disturbed" not in table.columns:
+        return table
+    least = table.groupby(list(by))["disturbed"].transform("min")
+    return table[table["disturbed"] == least]
+
+
 def saturation_qps(target_qps: FloatArray, achieved_qps: FloatArray) -> float:
     """
     Largest throughput of a sweep, NaN where everything asked for was served.

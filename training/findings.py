@@ -5,7 +5,7 @@ The same functions read this machine's measurements (`training.characterise`) an
 (`training.published`). Two tidy tables, one row a measurement:
 
 * latency: source, threads, cores, beside, rep, target_qps, achieved_qps, avg_us, p50_us, p95_us,
-  p99_us, cpu_util_pct (of one core), in_flight. `beside` is what ran next to memcached: `none`, a
+  p99_us, cpu_util_pct (of one core). `beside` is what ran next to memcached: `none`, a
   pressure source, or a batch job;
 * jobs: source, job, threads, beside, rep, real_s.
 
@@ -15,12 +15,12 @@ Latencies in microseconds, times in seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from training.curves import average, knee_qps, saturation_qps, slo_qps
+from training.curves import average, knee_qps, saturation_qps, slo_qps, trusted
 from training.queueing import Comparison, Point, compare, law_error
 from training.report import mean_and_ci95
 
@@ -35,11 +35,12 @@ TYPICAL_IN_FLIGHT = (
 
 def curves(latency: pd.DataFrame) -> pd.DataFrame:
     """
-    The latency curves: repetitions averaged, with confidence intervals.
+    The latency curves: undisturbed repetitions averaged, with confidence intervals.
 
     :param latency: the table of this module
     """
-    return average(latency, [*CURVE, "target_qps"])
+    point = [*CURVE, "target_qps"]
+    return average(trusted(latency, point), point)
 
 
 def knees(points: pd.DataFrame, slo_us: float) -> pd.DataFrame:
@@ -184,13 +185,12 @@ def queueing(points: pd.DataFrame) -> list[Queueing]:
     """
     Fit the queueing models to every curve of memcached alone that has enough points.
 
-    :param points: what `curves` made; `in_flight`, where given, bounds the requests in flight
+    :param points: what `curves` made
     """
     result = []
     for key, curve in points[points["beside"] == ALONE].groupby(list(CURVE), sort=True):
         source, threads, cores, _ = key
         servers = int(min(threads, cores))
-        known = curve.get("in_flight")
         use = curve.get("cpu_util_pct", pd.Series(np.nan, curve.index)) / 100.0 / servers
         measured = [
             Point(target, achieved, 1e-6 * mean_us, np.nan, busy)
@@ -198,13 +198,10 @@ def queueing(points: pd.DataFrame) -> list[Queueing]:
                 curve["target_qps"], curve["achieved_qps"], curve["avg_us"], use, strict=True
             )
         ]
+        # As many requests as the ones that were timed had to wait for.
         full = [p.throughput * p.response_s for p in measured if p.saturated]
         in_flight = float(np.median(full)) if full else TYPICAL_IN_FLIGHT
-        if known is not None and known.notna().all():
-            in_flight = float(known.median())
-        bounded = [
-            Point(p.offered, p.throughput, p.response_s, in_flight, p.utilisation) for p in measured
-        ]
+        bounded = [replace(p, in_flight=in_flight) for p in measured]
         try:
             comparisons = compare(bounded, servers)
         except ValueError:

@@ -170,6 +170,8 @@ class Scans:
     speed_sd: float  # prior for ln(speed) of a VM
     saturated: IntArray  # index of a point of the scan
     capacity: FloatArray
+    siblings: IntArray = field(default_factory=lambda: SIBLINGS)
+    idle_sd: float = IDLE_SD  # prior for ln(idle latency) of a VM
 
     def groups(self) -> list[str]:
         """Group of each VM."""
@@ -195,6 +197,7 @@ class Intervals:
     background: FloatArray
     equal: FloatArray
     pressure: FloatArray
+    siblings: IntArray = field(default_factory=lambda: SIBLINGS)
 
     def group(self) -> npt.NDArray[np.str_]:
         """Group of each interval."""
@@ -228,6 +231,7 @@ class Intervals:
             background=self.background[states],
             equal=self.equal[states],
             pressure=self.pressure[states],
+            siblings=self.siblings,
         )
 
 
@@ -251,17 +255,17 @@ class ServiceFit:
 
 
 @compiled
-def scan_curve(vm, threads, cores, qps, speed, idle, params, p95, capacity):
+def scan_curve(vm, threads, cores, qps, siblings, speed, idle, params, p95, capacity):
     """Predict the points of scans; ``p95`` and ``capacity`` are filled."""
     params = params.copy()
     idle_us = params[IDLE_US]
-    nobody = np.zeros(VCPUS)
+    nobody = np.zeros(len(siblings))
     for i in range(len(qps)):
         params[VM_SPEED] = speed[vm[i]]
         params[IDLE_US] = idle_us * idle[vm[i]]
         mask = (1 << cores[i]) - 1
         p95[i], capacity[i], _ = service_state(
-            qps[i], threads[i], mask, SIBLINGS, nobody, nobody, 0.0, params
+            qps[i], threads[i], mask, siblings, nobody, nobody, 0.0, params
         )
 
 
@@ -277,6 +281,7 @@ def interval_p95(
     background,
     equal,
     pressure,
+    siblings,
     speed,
     idle,
     params,
@@ -296,7 +301,7 @@ def interval_p95(
         n = 0
         for k in range(first[i], first[i + 1]):
             latency, capacity, _ = service_state(
-                qps[i], threads[k], mask[k], SIBLINGS, background[k], equal[k], pressure[k], params
+                qps[i], threads[k], mask[k], siblings, background[k], equal[k], pressure[k], params
             )
             rest = duration[k]
             surplus = capacity - qps[i]
@@ -312,7 +317,7 @@ def interval_p95(
                     capacity,
                     threads[k],
                     mask[k],
-                    SIBLINGS,
+                    siblings,
                     background[k],
                     equal[k],
                     pressure[k],
@@ -580,21 +585,9 @@ class Problem:
 
     def scan_prediction(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predicted p95 and capacity of the scans' points."""
-        scans = self.scans
-        p95 = np.empty(len(scans.qps))
-        capacity = np.empty(len(scans.qps))
-        scan_curve(
-            scans.vm,
-            scans.threads,
-            scans.cores,
-            scans.qps,
-            np.exp(x[self.parts[1]]),
-            np.exp(x[self.parts[2]]),
-            params_of(x),
-            p95,
-            capacity,
+        return predict_scans(
+            self.scans, params_of(x), np.exp(x[self.parts[1]]), np.exp(x[self.parts[2]])
         )
-        return p95, capacity
 
     def interval_prediction(self, x: FloatArray) -> FloatArray:
         """Predicted p95 of the intervals."""
@@ -612,9 +605,9 @@ class Problem:
                 (np.log(self.interval_prediction(x)) - self.log_interval) * self.interval_weight,
                 (x[self.parts[0]] - self.log_median) / self.log_sd,
                 x[self.parts[1]] / self.scans.speed_sd,
-                x[self.parts[2]] / IDLE_SD,
+                x[self.parts[2]] / self.scans.idle_sd,
                 x[self.parts[3]] / self.scans.speed_sd,
-                x[self.parts[4]] / IDLE_SD,
+                x[self.parts[4]] / self.scans.idle_sd,
             ]
         )
 
@@ -643,7 +636,7 @@ class Problem:
             change = (self.residuals(moved) - base) / step
             jacobian[rows, part.start + self.intervals.vm] = change[rows]
         priors = points + fits + len(self.intervals.qps) + len(FREE)
-        sds = [self.scans.speed_sd, IDLE_SD] * 2
+        sds = [self.scans.speed_sd, self.scans.idle_sd] * 2
         for part, sd in zip(self.parts[1:], sds, strict=True):
             size = part.stop - part.start
             own = np.arange(size)
@@ -706,6 +699,31 @@ def params_of(x: FloatArray) -> FloatArray:
     return params
 
 
+def predict_scans(
+    scans: Scans,
+    params: FloatArray,
+    speed: FloatArray | None = None,
+    idle: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """P95 [us] and capacity [1/s] at the points of scans, given factors per VM (1 if not)."""
+    ones = np.ones(len(scans.vm_names))
+    p95 = np.empty(len(scans.qps))
+    capacity = np.empty(len(scans.qps))
+    scan_curve(
+        scans.vm,
+        scans.threads,
+        scans.cores,
+        scans.qps,
+        scans.siblings,
+        ones if speed is None else speed,
+        ones if idle is None else idle,
+        params,
+        p95,
+        capacity,
+    )
+    return p95, capacity
+
+
 def predict_intervals(
     intervals: Intervals, params: FloatArray, speed: FloatArray, idle: FloatArray
 ) -> FloatArray:
@@ -722,6 +740,7 @@ def predict_intervals(
         intervals.background,
         intervals.equal,
         intervals.pressure,
+        intervals.siblings,
         speed,
         idle,
         params,
@@ -762,11 +781,7 @@ def fit_vm(
         idle = np.exp(z[1:]) if with_idle else np.ones(1)
         parts = [z / np.array([speed_sd, IDLE_SD])[: len(z)]]
         if scans is not None:
-            p95 = np.empty(len(scans.qps))
-            served = np.empty(len(scans.qps))
-            scan_curve(
-                scans.vm, scans.threads, scans.cores, scans.qps, speed, idle, params, p95, served
-            )
+            p95, served = predict_scans(scans, params, speed, idle)
             parts.append(np.log(p95 / scans.p95_us) / SCAN_SD)
             parts.append(np.log(served[scans.saturated] / scans.capacity) / CAPACITY_SD)
         if intervals is not None:
@@ -794,6 +809,8 @@ def one_vm(scans: Scans, vm: int, two_threads: bool = True) -> Scans:
         speed_sd=scans.speed_sd,
         saturated=np.array([place[int(scans.saturated[n])] for n in kept], dtype=np.int64),
         capacity=scans.capacity[kept],
+        siblings=scans.siblings,
+        idle_sd=scans.idle_sd,
     )
 
 
@@ -838,19 +855,7 @@ def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) ->
     :return: per curve and quantity, the relative error (median of the absolute one below the knee).
     """
     errors = {}
-    p95 = np.empty(len(scans.qps))
-    served = np.empty(len(scans.qps))
-    scan_curve(
-        scans.vm,
-        scans.threads,
-        scans.cores,
-        scans.qps,
-        np.array([speed]),
-        np.array([idle]),
-        params,
-        p95,
-        served,
-    )
+    p95, _ = predict_scans(scans, params, np.array([speed]), np.array([idle]))
     for cores in (1, 2):
         rows = scans.cores == cores
         if not rows.any():

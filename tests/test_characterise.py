@@ -1,0 +1,404 @@
+"""Characterising a machine: on the real one with real programs, and on tables with known truth."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from deploy.cgroups import find_hierarchy
+from env.errors import InputError
+from env.scenario import Job, Scenario, load_scenario
+from env.simulator.profile import Profile, load_profile, save_profile
+from env.simulator.service import SERVICE_FIELDS, service_state
+from training import workbench as bench_module
+from training.characterise import machine_name, main
+from training.fit_machine import fit_machine, local_load, write_profile
+from training.machine_report import write_report
+from training.measure import GRID, Campaign, Mode, Store, Timing, shortened
+from training.workbench import Workbench, workbench
+
+live = pytest.mark.skipif(
+    os.geteuid() != 0
+    or not (shutil.which("memcached") and shutil.which("stress-ng"))
+    or len(os.sched_getaffinity(0)) < 2,
+    reason="needs root, memcached, stress-ng and 2 vCPUs",
+)
+
+TINY = Mode("tiny", Timing(0.3, 0.1), (1, 1), 0, True, 10.0, (), (), False)
+
+CONTENT = {
+    "name": "here",
+    "description": "two vCPUs",
+    "profile": "prior.yaml",
+    "machine": {"vcpus": 2, "memory_mib": 2048},
+    "service": {"threads": 2, "slo_us": 800, "core_choices": [[0], [0, 1]]},
+    "jobs": [
+        {
+            "name": "matrix",
+            "command": ["stress-ng", "--quiet", "--matrix", "{threads}", "--matrix-ops", "20000"],
+            "threads": [1, 2],
+            "memory_mib": 256,
+        }
+    ],
+    "load": {"qps_min": 5000, "qps_max": 180000, "interval_s": 10, "duration_s": 1800},
+    "control": {"period_s": 0.025, "hold_s": 1.0, "wake_qps": 15000},
+}
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    folder = tmp_path_factory.mktemp("scenario")
+    base = load_profile("cca-2025")
+    jobs = {"matrix": base.jobs["vips"]}
+    save_profile(base.model_copy(update={"jobs": jobs, "name": "prior"}), folder / "prior.yaml")
+    (folder / "here.yaml").write_text(yaml.safe_dump(CONTENT))
+    return load_scenario(folder / "here.yaml")
+
+
+def left_behind() -> list[str]:
+    """Control groups of a characterisation that are still there."""
+    mounts = find_hierarchy().mounts.values()
+    return [str(p) for mount in set(mounts) for p in mount.glob("coretide-characterise-*")]
+
+
+# --- on the real machine ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny campaign that is interrupted after its second sweep, and then goes on."""
+    out = tmp_path_factory.mktemp("campaign")
+    seen: list[str] = []
+
+    def interrupt(seconds: float, what: str) -> None:
+        seen.append(what)
+        if len(seen) == 4:  # capacity, then done and skipped of the first, then the second
+            raise KeyboardInterrupt
+
+    store = Store(out, {"mode": "tiny"})
+    with pytest.raises(KeyboardInterrupt), workbench(out / "work", despite_load=True) as bench:
+        Campaign(scenario, TINY, store, interrupt).run(bench)
+    assert not left_behind()
+    before = store.table("latency")
+    assert before["what"].nunique() == 2
+    with workbench(out / "work", despite_load=True) as bench:
+        Campaign(scenario, TINY, store).run(bench)
+    after = store.table("latency")
+    pd.testing.assert_frame_equal(after.iloc[: len(before)], before, check_dtype=False)
+    assert not left_behind()
+    assert not (out / "work").exists()
+    return out
+
+
+@live
+def test_a_campaign_measures_every_arrangement_once(measured: Path) -> None:
+    latency = pd.read_csv(measured / "latency.csv")
+    assert set(latency["beside"]) == {"none", "cpu (background)", "cpu (equal)"}
+    assert set(latency["cores"]) == {1, 2}
+    assert (latency.groupby("what").size() == len(GRID)).all()
+    assert (latency["rep"] == 0).all()
+
+
+@live
+def test_equal_weight_costs_what_background_weight_does_not(measured: Path) -> None:
+    latency = pd.read_csv(measured / "latency.csv")
+    most = latency[latency["cores"] == 1].groupby("beside")["achieved_qps"].max()
+    assert most["cpu (equal)"] < 0.8 * most["cpu (background)"]
+    # At the smallest load most of the vCPU is there for the job, at either weight.
+    calm = latency.groupby("beside")["beside_cores"].max()
+    assert calm["cpu (background)"] > 0.4 and calm["none"] == 0.0
+
+
+@live
+def test_a_sampled_job_takes_about_as_long_as_the_whole(measured: Path, scenario: Scenario) -> None:
+    jobs = pd.read_csv(measured / "jobs.csv")
+    one = jobs[jobs["threads"] == 1].iloc[0]
+    assert 0.0 < one["sampled"] < 1.0
+    with workbench(measured / "work", despite_load=True) as bench:
+        whole = bench.time_job(scenario.jobs[0], 1, (0,))
+    assert one["cpu_s"] == pytest.approx(whole["cpu_s"], rel=0.3)
+
+
+@live
+def test_what_was_measured_becomes_profile_scenario_and_report(
+    measured: Path, scenario: Scenario
+) -> None:
+    store = Store(measured, {"mode": "tiny"})
+    latency, jobs, actuation = (store.table(n) for n in ("latency", "jobs", "actuation"))
+    base = load_profile(scenario.profile)
+    profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
+    assert profile.service["core_capacity_qps"].source == "measured here"
+    assert profile.host["service_pressure"].source.startswith("prior (profile prior)")
+    assert "SLO" in write_profile(profile, scenario, latency, measured)
+    made = load_scenario(measured / "scenario.yaml")
+    assert made.load.qps_max > latency["achieved_qps"].max() * 0.3
+    assert load_profile(made.profile).name == "here"
+    lines = write_report(scenario, profile, latency, jobs, actuation, measured)
+    assert any(line.startswith("bottleneck") for line in lines)
+    page = (measured / "report.html").read_text()
+    for picture in measured.glob("*.png"):
+        assert picture.name in page
+
+
+@live
+def test_another_characterisation_is_not_mixed_in(measured: Path) -> None:
+    with pytest.raises(InputError, match="holds another characterisation"):
+        Store(measured, {"mode": "full"})
+
+
+@live
+def test_sigterm_stops_what_was_started(scenario: Scenario, tmp_path: Path) -> None:
+    source = Path(scenario.profile).with_name("here.yaml")
+    command = [sys.executable, "-m", "training.characterise", "--scenario", str(source)]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out"), "--quick", "--despite-load"],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        give_up_s = time.monotonic() + 180.0  # a busy machine imports slowly
+        while not (servers := memcached_of(process.pid)):
+            assert process.poll() is None and time.monotonic() < give_up_s
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30.0)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "the same command goes on" in said.decode()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in servers)
+    assert not [path for path in left_behind() if path.endswith(f"-{process.pid}")]
+
+
+def memcached_of(parent: int) -> list[int]:
+    """The memcached processes below a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        if name == "memcached" and int(rest.split()[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+# --- what stops it before anything is started -------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[str]]:
+    source = Path(scenario.profile).with_name("here.yaml")
+    monkeypatch.setattr(bench_module.memcached, "running", lambda threads: pytest.fail("started"))
+    yield ["--scenario", str(source), "--out", str(tmp_path / "out"), "--quick"]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says on standard error, in one line, when it exits with code 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1, said
+    return said
+
+
+def test_a_missing_program_names_its_package(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_module.shutil, "which", lambda name: None)
+    assert "apt-get install memcached" in refused(command, capsys)
+
+
+@live
+def test_one_vcpu_is_too_few(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_module.os, "sched_getaffinity", lambda pid: {0})
+    assert "one vCPU; it takes 2" in refused(command, capsys)
+
+
+@live
+def test_without_permission_it_says_so(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbid(group: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(bench_module.JobGroup, "create", forbid)
+    assert "run as root" in refused(command, capsys)
+
+
+@live
+def test_a_busy_machine_is_refused(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Workbench, "foreign_share", lambda self: 0.9)
+    assert "the machine is busy: other processes use 90%" in refused(command, capsys)
+    assert not left_behind()
+
+
+def test_a_scenario_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nope.yaml" in refused(["--scenario", "nope.yaml", "--out", str(tmp_path)], capsys)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+# --- tables with known truth ------------------------------------------------------------------
+
+
+def true_parameters() -> np.ndarray:
+    base = load_profile("cca-2025").service_array()
+    truth = dict(zip(SERVICE_FIELDS, base, strict=True))
+    truth |= {"core_capacity_qps": 400e3, "idle_us": 80.0, "level_us": 110.0, "rise_qps": 90e3}
+    truth |= {"queue_us": 30.0, "outstanding": 250.0, "slice_us": 100.0}
+    truth |= {"background_capacity": 0.04, "background_latency": 0.02}
+    return np.array([truth[name] for name in SERVICE_FIELDS])
+
+
+def predicted_p95(profile: Profile | None, load_qps: float) -> float:
+    """p95 of two threads on one vCPU, by a profile or in truth."""
+    params = true_parameters() if profile is None else profile.service_array()
+    nobody = np.zeros(2)
+    state = service_state(load_qps, 2, 1, np.array([-1, -1]), nobody, nobody, 0.0, params)
+    return float(state[0])
+
+
+def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """What a machine that obeys the physics would be measured to do."""
+    params = true_parameters()
+    siblings, nobody = np.array([-1, -1]), np.zeros(2)
+    rng = np.random.default_rng(0)
+    rows = []
+    for beside in ("none", "cpu (background)", "cpu (equal)"):
+        for cores in (1, 2) if beside == "none" else (1,):
+            for target in 400e3 * np.array(GRID):
+                used = 0.0 if beside == "none" else max(1.0 - target / 400e3, 0.0)
+                equal = np.array([max(used, 0.5), 0.0]) if "equal" in beside else nobody
+                background = np.array([used, 0.0]) if "background" in beside else nobody
+                p95, capacity, cpu = service_state(
+                    target, 2, (1 << cores) - 1, siblings, background, equal, 0.0, params
+                )
+                for rep in range(3):
+                    rows.append(
+                        {
+                            "threads": 2,
+                            "cores": cores,
+                            "beside": beside,
+                            "rep": rep,
+                            "target_qps": target,
+                            "achieved_qps": min(target, capacity),
+                            "p95_us": p95 * np.exp(0.03 * rng.normal()),
+                            "avg_us": 0.6 * p95,
+                            "cpu_util_pct": 100.0 * cpu,
+                            "beside_cores": float((equal + background)[0]),
+                            "client_cores": 0.3,
+                            "shares_client": 0.0,
+                            "disturbed": 0.0,
+                        }
+                    )
+    jobs = pd.DataFrame(
+        {
+            "what": f"matrix {threads}",
+            "job": "matrix",
+            "threads": threads,
+            "beside": "none",
+            "real_s": 0.5 + 30.0 * (0.1 + 0.9 / threads),
+            "overhead_s": 0.5,
+            "disturbed": 0.0,
+        }
+        for threads in (1, 2)
+    )
+    actions = ("set_cores", "pin_service", "start", "pause", "resume", "sensor_noise")
+    actuation = pd.DataFrame(
+        [{"action": a, "median_s": 0.01, "p90_s": 0.02, "p99_s": 0.03, "n": 9} for a in actions]
+    )
+    return pd.DataFrame(rows), jobs, actuation
+
+
+def test_the_fit_finds_the_machine_that_made_the_tables(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    profile = fit_machine(scenario, base, *machine_tables(scenario), "a machine")
+    service = profile.service
+    assert service["core_capacity_qps"].value == pytest.approx(400e3, rel=0.03)
+    # Slice and plateau stand in for each other where all sweeps have two threads on one vCPU.
+    assert predicted_p95(profile, 600e3) == pytest.approx(predicted_p95(None, 600e3), rel=0.1)
+    assert predicted_p95(profile, 200e3) == pytest.approx(predicted_p95(None, 200e3), rel=0.1)
+    assert service["background_capacity"].value < 0.1  # the prior says 0.18
+    assert profile.fit_error["in-sample p95 alone, median"] < 0.05
+    assert service["core_capacity_qps"].source == "measured here"
+    assert service["smt"].source.startswith("prior")  # no siblings here
+    job = profile.jobs["matrix"]
+    assert job["work_s"].value == pytest.approx(30.0, rel=0.05)
+    serial = job["serial_fraction"].value
+    two_threads_s = job["work_s"].value * (serial + (1.0 - serial) / 2.0)
+    assert two_threads_s == pytest.approx(30.0 * 0.55, rel=0.05)
+    assert job["sensitivity"].source.startswith("prior")
+    assert profile.host["fast_latency_s"].value == pytest.approx(0.01)
+
+
+def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
+    latency, _, _ = machine_tables(scenario)
+    most, slo_us, text = local_load(latency, 2)
+    assert most == pytest.approx(1.1 * 400e3, rel=0.01)
+    at_most = latency[(latency["beside"] == "none")].groupby(["cores", "target_qps"])["p95_us"]
+    slow, fast = (np.interp(most, at_most.mean()[c].index, at_most.mean()[c]) for c in (1, 2))
+    assert fast < slo_us < slow
+    assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
+    assert "geometric mean" in text
+    below = latency[latency["target_qps"] < 380e3]
+    with pytest.raises(InputError, match="served everything"):
+        local_load(below, 2)
+
+
+def test_disturbed_points_do_not_move_the_fit(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    broken = latency[latency["rep"] == 0].assign(disturbed=2.0, p95_us=9e4, achieved_qps=1e3)
+    base = load_profile(scenario.profile)
+    mixed = fit_machine(scenario, base, pd.concat([latency, broken]), jobs, actuation, "m")
+    clean = fit_machine(scenario, base, latency, jobs, actuation, "m")
+    assert mixed.service == clean.service
+
+
+def test_a_job_that_did_not_end_keeps_its_prior_or_is_named(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    jobs["real_s"] = np.nan
+    base = load_profile(scenario.profile)
+    profile = fit_machine(scenario, base, latency, jobs, actuation, "m")
+    assert profile.jobs["matrix"]["work_s"].source.startswith("prior (profile prior)")
+    assert profile.jobs["matrix"]["work_s"].value == base.jobs["matrix"]["work_s"].value
+    with pytest.raises(InputError, match="job matrix: did not end in time"):
+        other = base.model_copy(update={"jobs": {}})
+        fit_machine(scenario, other, latency, jobs, actuation, "m")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("s", "--matrix-ops", "1000"), ("s", "--matrix-ops", "250")),
+        (("s", "--cpu-ops=8", "-t", "0"), ("s", "--cpu-ops=2", "-t", "0")),
+        (("s", "--cpu-ops", "1"), ("s", "--cpu-ops", "1")),
+        (("./run", "-n", "4"), None),
+    ],
+)
+def test_a_stress_job_is_cut_short_by_its_operations(
+    command: tuple[str, ...], expected: tuple[str, ...] | None
+) -> None:
+    job = Job(name="j", command=command, threads=(1,), memory_mib=1)
+    cut = shortened(job, 0.25)
+    assert (cut.command if cut else None) == expected

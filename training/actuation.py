@@ -1,0 +1,143 @@
+"""How long this machine takes to be changed and to be read: what a control loop waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import fmean, stdev
+
+import numpy as np
+
+from deploy.memcached import Memcached
+from deploy.runtimes import Instance
+from deploy.sensors import StatsConnection, ThreadClock
+from deploy.service import identify, pin
+from env.allocation import Weight
+from env.scenario import Job
+from env.simulator.load import LoadTrace
+from training.workbench import SOURCES, Workbench, requests_served, sleep_until
+
+STARTS = 12
+CHANGES = 5  # of each kind per start
+READINGS = 60
+NOISE_WINDOW_S = 0.25
+NOISE_WINDOWS = 12
+SETTLE_S = 0.5
+
+
+class Stopwatch:
+    """Durations by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Time the `with` block."""
+        begun_s = time.monotonic()
+        yield
+        self.seconds.setdefault(what, []).append(time.monotonic() - begun_s)
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row a name: median, 90 % and 99 % quantiles, number."""
+        return [
+            {
+                "action": what,
+                "median_s": float(np.median(seconds)),
+                "p90_s": float(np.quantile(seconds, 0.9)),
+                "p99_s": float(np.quantile(seconds, 0.99)),
+                "n": len(seconds),
+            }
+            for what, seconds in self.seconds.items()
+        ]
+
+
+def time_actuation(bench: Workbench, watch: Stopwatch) -> None:
+    """
+    Start, move, weigh, pause and resume a job, many times.
+
+    :param bench: where
+    :param watch: takes the times
+    """
+    job = Job(name="actuated", command=SOURCES["cpu"], threads=(1,), memory_mib=64)
+    with bench.job_group("actuated") as group:
+        for _ in range(STARTS):
+            with watch.timing("start"):
+                instance = bench.start(job, 1, tuple(range(bench.vcpus)), Weight.NORMAL, group)
+            try:
+                _change(bench, instance, watch)
+            finally:
+                with watch.timing("remove"):
+                    bench.runtime.remove(instance)
+                os.close(instance.ended)
+
+
+def _change(bench: Workbench, instance: Instance, watch: Stopwatch) -> None:
+    assert instance.placement is not None
+    for k in range(CHANGES):
+        with watch.timing("set_cores"):
+            instance.placement.set_cores((k % bench.vcpus,))
+        with watch.timing("set_weight"):
+            instance.placement.set_weight(Weight(k % 2))
+        with watch.timing("pause"):
+            bench.runtime.pause(instance)
+        with watch.timing("resume"):
+            bench.runtime.resume(instance)
+
+
+def time_service(bench: Workbench, server: Memcached, watch: Stopwatch) -> None:
+    """
+    Move memcached's threads, read its CPU time and its counters, many times.
+
+    :param bench: where
+    :param server: a running memcached
+    :param watch: takes the times
+    """
+    clock = ThreadClock(identify(server.pid), time.monotonic())
+    stats = StatsConnection(server.host, server.port)
+    try:
+        requests_served(stats)
+        for k in range(READINGS):
+            with watch.timing("pin_service"):
+                pin(server.pid, (k % bench.vcpus,))
+            with watch.timing("read_cpu"):
+                clock.read(time.monotonic())
+            with watch.timing("read_stats"):
+                requests_served(stats)
+            with watch.timing("read_vcpus"):
+                bench.clock.read()
+    finally:
+        clock.close()
+        stats.close()
+
+
+def sensor_noise(
+    bench: Workbench, server: Memcached, cores: tuple[int, ...], load_qps: float
+) -> float:
+    """
+    Relative standard deviation of memcached's CPU reading over a second of steady load.
+
+    :param bench: where
+    :param server: a running memcached
+    :param cores: its vCPUs
+    :param load_qps: the load
+    """
+    pin(server.pid, cores)
+    length_s = NOISE_WINDOWS * NOISE_WINDOW_S + 2.0 * SETTLE_S
+    client = bench.client(server, LoadTrace.explicit([int(load_qps)], length_s))
+    clock = ThreadClock(identify(server.pid), time.monotonic())
+    readings = []
+    try:
+        for k in range(NOISE_WINDOWS + 1):
+            sleep_until(client.start_s + SETTLE_S + k * NOISE_WINDOW_S)
+            readings.append(clock.read(time.monotonic()))
+    finally:
+        clock.close()
+        client.stop()
+    use = [(b.cpu_s - a.cpu_s) / (b.time_s - a.time_s) for a, b in pairwise(readings)]
+    # Independent windows average out over a second.
+    return stdev(use) / fmean(use) * math.sqrt(NOISE_WINDOW_S)

@@ -1,0 +1,407 @@
+"""
+A profile, and a scenario, from what was measured on this machine.
+
+memcached's parameters come from the fit that `training.calibrate` uses, with its priors: sweeps of
+memcached alone take the place of the public scans, points beside batch work that of runs. A
+parameter that the measurements did not narrow down keeps its prior, and says so. Jobs follow
+Amdahl's law with the priors of `training.fit_jobs`. What is not measured at all is taken from the
+scenario's own profile, and says so.
+
+The scenario gets a maximum load of `LOAD_OVER_SATURATION` times what one vCPU serves at most, where
+one vCPU is not enough, and as SLO the geometric mean of memcached's p95 there on one vCPU and on
+all of its vCPUs. (On the course's VMs the same rule gives 837 us; its SLO is 800 us.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+from scipy.optimize import least_squares
+
+from env.errors import InputError
+from env.scenario import Scenario, load_scenario
+from env.simulator.jobs import JOB_FIELDS
+from env.simulator.profile import Parameter, Profile, save_profile
+from env.simulator.service import SERVICE_FIELDS
+from training import fit_jobs
+from training.curves import saturation_qps, trusted
+from training.findings import ALONE, curves
+from training.fit_service import (
+    FREE,
+    PRIORS,
+    Intervals,
+    Problem,
+    Scans,
+    params_of,
+    predict_scans,
+)
+from training.measure import BACKGROUND, EQUAL
+from training.queueing import SATURATED
+
+FloatArray = npt.NDArray[np.float64]
+
+LOAD_OVER_SATURATION = 1.1
+LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
+WAKE = 1 / 12  # the course's 15K of 180K
+APART = 1.25  # p95 on one vCPU over p95 on all of them, under which the SLO tells nothing
+SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machine
+NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
+JOB_SD = 0.03  # of ln(time) of one run of a job
+HERE = "measured here"
+#: Measured directly, on a machine that the priors' VMs say nothing about: spreads of ln(value).
+DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
+
+
+def fit_machine(
+    scenario: Scenario,
+    base: Profile,
+    latency: pd.DataFrame,
+    jobs: pd.DataFrame,
+    actuation: pd.DataFrame,
+    machine: str,
+) -> Profile:
+    """
+    Fit a profile to one machine's measurements.
+
+    :param scenario: what they were made for
+    :param base: gives what was not measured
+    :param latency: see `training.findings`; with `beside_cores`, what ran beside memcached used
+    :param jobs: see `training.findings`
+    :param actuation: see `training.actuation`
+    :param machine: what to call it
+    :raises InputError: if there is not enough to fit to
+    """
+    points = trusted(latency, ["threads", "cores", "beside", "target_qps"]).dropna(
+        subset=["p95_us"]
+    )
+    service, error = _service(scenario, points)
+    return Profile(
+        name=scenario.name,
+        description=f"measured on {machine}",
+        sources=(f"{HERE}: {len(points)} points of load, {len(jobs)} runs of jobs",),
+        fit_error=error,
+        siblings=tuple(scenario.machine.sibling_of(c) for c in range(scenario.machine.vcpus)),
+        service=service,
+        jobs={job.name: _job(job.name, jobs, base) for job in scenario.jobs},
+        host=_host(scenario, base, actuation),
+        vm_speed=Parameter(value=1.0, spread=0.05, unit="1", source="prior: one machine only"),
+    )
+
+
+def _service(
+    scenario: Scenario, points: pd.DataFrame
+) -> tuple[dict[str, Parameter], dict[str, float]]:
+    alone = points[points["beside"] == ALONE]
+    # The physics has no load generator that takes a vCPU's time: such points are only compared.
+    crowded = alone[alone["shares_client"] > 0].reset_index(drop=True)
+    alone = alone[alone["shares_client"] == 0].reset_index(drop=True)
+    shared = points[points["beside"].str.endswith((f"({BACKGROUND})", f"({EQUAL})"))]
+    shared = shared[shared["beside"].str.startswith("cpu ")].reset_index(drop=True)
+    if len(alone) < 6:
+        raise InputError(f"{len(alone)} points of memcached alone; a fit takes at least 6")
+    scale = _scale(alone)
+    problem = Problem(_scans(scenario, alone, scale), _intervals(scenario, shared, scale))
+    for name, width in DIRECT.items():
+        problem.log_sd[FREE.index(name)] = width
+    x = problem.solve(PRIORS["tail_shape"].median)
+    spread = problem.spread(x)
+    params = params_of(x)
+    full = alone[alone["achieved_qps"] < SATURATED * alone["target_qps"]]
+    use = full["cpu_util_pct"] / 100.0 / np.minimum(full["threads"], full["cores"])
+    fields: dict[str, Parameter] = {}
+    for name in SERVICE_FIELDS:
+        value, width, unit, source = float(params[SERVICE_FIELDS.index(name)]), 0.0, "1", ""
+        if name == "vm_speed":
+            source = "1 by definition"
+        elif name == "cpu_limit":
+            value = float(np.clip(use.median(), 0.1, 1.0)) if len(use) else 0.8
+            width, unit = 0.03, "vCPU"
+            source = f"{HERE}, at saturation" if len(use) else "prior: saturation not reached"
+        else:
+            prior = PRIORS[name]
+            value *= scale.of(prior.unit)
+            width, unit = float(spread[FREE.index(name)]), prior.unit
+            widest = DIRECT.get(name, prior.sd)
+            known = name != "tail_shape" and width < NARROWED * widest
+            width = width if known else widest
+            source = HERE if known else f"prior (training.fit_service): {prior.source}"
+        fields[name] = Parameter(
+            value=_digits(value), spread=_digits(width, 3), unit=unit, source=source
+        )
+    p95, capacity = problem.scan_prediction(x)
+    ratio = p95 / problem.scans.p95_us
+    errors = {"in-sample p95 alone, median": np.median(np.abs(ratio - 1.0))}
+    served = capacity[problem.scans.saturated] / problem.scans.capacity - 1.0
+    if len(served):
+        errors["in-sample capacity, worst"] = np.abs(served).max()
+    if len(crowded):
+        predicted, served_there = predict_scans(_scans(scenario, crowded, scale), params)
+        ratio = scale.latency * predicted / crowded["p95_us"].to_numpy()
+        errors["p95 on vCPUs shared with the load (not fitted), median"] = np.median(
+            np.abs(ratio - 1.0)
+        )
+        largest = scale.load * served_there.max() / crowded["achieved_qps"].max()
+        errors["capacity on vCPUs shared with the load (not fitted), largest"] = largest - 1.0
+    for weight in (BACKGROUND, EQUAL):
+        rows = shared["beside"].str.endswith(f"({weight})").to_numpy()
+        if rows.any():
+            ratio = problem.interval_prediction(x) / problem.intervals.p95_us
+            errors[f"in-sample p95 beside {weight} weight, median"] = np.median(
+                np.abs(ratio[rows] - 1.0)
+            )
+    return fields, {name: _digits(float(value)) for name, value in errors.items()}
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """
+    This machine in units of the VMs that the priors were made for.
+
+    The priors know the shape of the curves, not a loopback's speed: latency and load are linear in
+    the parameters of their units, so loads and latencies are fitted as multiples of the priors'.
+
+    :param load: this machine's loads over those of the priors
+    :param latency: the same of latencies
+    """
+
+    load: float
+    latency: float
+
+    def of(self, unit: str) -> float:
+        """What a parameter of a unit is to be multiplied by."""
+        units = {"1/s": self.load, "us": self.latency, "requests": self.load * self.latency}
+        return units.get(unit, 1.0)
+
+
+def _scale(alone: pd.DataFrame) -> _Scale:
+    one = alone[alone["cores"] == alone["cores"].min()]
+    calm = one[one["target_qps"] <= 0.5 * one["target_qps"].max()]
+    return _Scale(
+        float(one["achieved_qps"].max()) / PRIORS["core_capacity_qps"].median,
+        float(calm["p95_us"].median()) / PRIORS["level_us"].median,
+    )
+
+
+def _scans(scenario: Scenario, alone: pd.DataFrame, scale: _Scale) -> Scans:
+    saturated, capacity = [], []
+    for _, scan in alone.groupby(["threads", "cores"], sort=True):
+        full = scan[scan["achieved_qps"] < SATURATED * scan["target_qps"]]
+        if len(full):
+            saturated.append(int(full.index[0]))
+            capacity.append(float(full["achieved_qps"].median()) / scale.load)
+    return Scans(
+        vm_names=("here",),
+        vm=np.zeros(len(alone), dtype=np.int64),
+        threads=alone["threads"].to_numpy(np.int64),
+        cores=alone["cores"].to_numpy(np.int64),
+        qps=alone["target_qps"].to_numpy(np.float64) / scale.load,
+        p95_us=alone["p95_us"].to_numpy(np.float64) / scale.latency,
+        speed_sd=SAME_MACHINE,
+        saturated=np.array(saturated, dtype=np.int64),
+        capacity=np.array(capacity),
+        siblings=_siblings(scenario),
+        idle_sd=SAME_MACHINE,
+    )
+
+
+def _intervals(scenario: Scenario, shared: pd.DataFrame, scale: _Scale) -> Intervals:
+    """Each point beside batch work as an interval of one state."""
+    count = len(shared)
+    width = scenario.machine.vcpus
+    own = shared["cores"].to_numpy(np.int64)
+    busy = np.array(
+        [
+            [share if c < n else 0.0 for c in range(width)]
+            for share, n in zip(
+                shared["beside_cores"].to_numpy(np.float64) / np.maximum(own, 1), own, strict=True
+            )
+        ]
+    ).reshape(-1, width)
+    background = shared["beside"].str.endswith(f"({BACKGROUND})").to_numpy()[:, None]
+    return Intervals(
+        vm_names=("here",),
+        groups=("here",),
+        vm=np.zeros(count, dtype=np.int64),
+        run=np.arange(count),
+        batch=np.ones(count, dtype=bool),
+        qps=shared["target_qps"].to_numpy(np.float64) / scale.load,
+        p95_us=shared["p95_us"].to_numpy(np.float64) / scale.latency,
+        slo_us=scenario.service.slo_us,
+        first=np.arange(count + 1),
+        duration_s=np.ones(count),
+        mask=(1 << own) - 1,
+        threads=shared["threads"].to_numpy(np.int64),
+        background=np.where(background, busy, 0.0),
+        equal=np.where(background, 0.0, busy),
+        pressure=np.zeros(count),
+        siblings=_siblings(scenario),
+    )
+
+
+def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
+    """SMT siblings with memcached's vCPUs numbered first, as they were given to it."""
+    machine = scenario.machine
+    first = list(scenario.service.core_choices[-1])
+    order = first + [c for c in range(machine.vcpus) if c not in first]
+    place = {vcpu: k for k, vcpu in enumerate(order)} | {-1: -1}
+    return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
+
+
+def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
+    """Work and serial fraction of one job from its times alone, by Amdahl's law."""
+    alone = trusted(jobs, ["job", "threads", "beside"])
+    alone = alone[(alone["job"] == name) & (alone["beside"] == ALONE)].dropna(subset=["real_s"])
+    if alone.empty:
+        if name in base.jobs:
+            return {
+                field: parameter.model_copy(
+                    update={"source": f"prior (profile {base.name}): {parameter.source}"}
+                )
+                for field, parameter in base.jobs[name].items()
+            }
+        raise InputError(f"job {name}: did not end in time, and profile {base.name} lacks it")
+    threads = alone["threads"].to_numpy(np.float64)
+    overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
+    work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
+    prior = fit_jobs.PRIORS["serial_fraction"]
+
+    def residuals(x: FloatArray) -> FloatArray:
+        serial = np.exp(x[1])
+        predicted = x[0] + np.log(serial + (1.0 - serial) / threads)
+        errors = (predicted - work) / JOB_SD
+        return np.append(errors, (x[1] - math.log(prior.median)) / prior.sd)
+
+    start = [float(work[threads == threads.min()].mean()), math.log(prior.median)]
+    bounds = ([-7.0, math.log(prior.low)], [12.0, math.log(prior.high)])
+    found = least_squares(residuals, start, bounds=bounds, loss="soft_l1")
+    spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    many = len(set(threads)) > 1
+    values = {
+        "work_s": (math.exp(found.x[0]), max(spread[0], 0.02), "s", HERE),
+        "serial_fraction": (
+            math.exp(found.x[1]),
+            spread[1],
+            "1",
+            f"{HERE}, with its prior" if many else "prior (training.fit_jobs): one thread count",
+        ),
+        "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
+    }
+    result = {}
+    for field in JOB_FIELDS:
+        if field in values:
+            value, width, unit, source = values[field]
+        else:
+            known = fit_jobs.PRIORS[field]
+            value, width, unit = known.median, known.sd, "1"
+            source = "prior (training.fit_jobs)"
+        result[field] = Parameter(
+            value=_digits(value), spread=_digits(min(width, 3.0), 3), unit=unit, source=source
+        )
+    return result
+
+
+def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[str, Parameter]:
+    """The control paths: measured where this machine's runtime is the one that will be used."""
+    seen = actuation.set_index("action")
+    host = {
+        field: parameter.model_copy(
+            update={"source": f"prior (profile {base.name}): {parameter.source}"}
+        )
+        for field, parameter in base.host.items()
+    }
+
+    def measured(field: str, value: float, spread: float, what: str) -> None:
+        known = host[field]
+        host[field] = Parameter(
+            value=_digits(max(value, 1e-6)),
+            spread=spread,
+            unit=known.unit,
+            source=f"{HERE}: {what}",
+        )
+
+    fast = [float(seen.loc[name, "median_s"]) for name in ("set_cores", "pin_service")]
+    measured("fast_latency_s", max(fast), 0.7, "cpuset file, affinity of all threads")
+    measured("sensor_noise", float(seen.loc["sensor_noise", "median_s"]), 0.5, "CPU over 1 s")
+    if not any(job.image for job in scenario.jobs):
+        measured("container_start_s", float(seen.loc["start", "median_s"]), 0.3, "a process")
+        calls = seen.loc[["pause", "resume"]]
+        for field, column in (
+            ("api_latency_median_s", "median_s"),
+            ("api_latency_p90_s", "p90_s"),
+            ("api_latency_p99_s", "p99_s"),
+        ):
+            measured(field, float(calls[column].max()), 0.3, "signals to a process")
+    return host
+
+
+def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:
+    """
+    The largest load and the SLO that suit this machine, by the rule of this module.
+
+    :param latency: see `training.findings`
+    :param threads: memcached's worker threads
+    :return: largest load [1/s], SLO [us], and a sentence on both
+    :raises InputError: if one vCPU was not saturated
+    """
+    points = curves(latency.assign(source="here"))
+    own = points[(points["beside"] == ALONE) & (points["threads"] == threads)]
+    one = own[own["cores"] == 1].sort_values("target_qps")
+    every = own[own["cores"] == own["cores"].max()].sort_values("target_qps")
+    limit = saturation_qps(one["target_qps"].to_numpy(), one["achieved_qps"].to_numpy())
+    if math.isnan(limit):
+        raise InputError(
+            "memcached on one vCPU served everything that was asked for: the load generator was "
+            "the limit, or the machine was too busy; measure again on a quiet machine"
+        )
+    most = LOAD_OVER_SATURATION * limit
+    slow = float(np.interp(most, one["target_qps"], one["p95_us"]))
+    fast = float(np.interp(most, every["target_qps"], every["p95_us"]))
+    slo_us = math.sqrt(slow * fast)
+    text = (
+        f"saturation on one vCPU {limit:,.0f}/s; largest load {LOAD_OVER_SATURATION:g} times that; "
+        f"p95 there {slow:,.0f} us on one vCPU and {fast:,.0f} us on all of memcached's; "
+        f"SLO = their geometric mean = {slo_us:,.0f} us"
+    )
+    if slow < APART * fast:
+        text += f"; CAUTION: less than {APART:g} times apart, so the SLO hardly tells them apart"
+    return most, slo_us, text
+
+
+def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, out: Path) -> str:
+    """
+    Write `profile.yaml` and the scenario that goes with it, `scenario.yaml`.
+
+    :param profile: what was fitted
+    :param scenario: what it was derived from
+    :param latency: see `training.findings`
+    :param out: folder
+    :return: how load and SLO were chosen
+    :raises InputError: if one vCPU was not saturated, or a file cannot be written
+    """
+    most, slo_us, text = local_load(latency, scenario.service.threads)
+    content = scenario.model_dump(mode="json", exclude_defaults=True)
+    most = round(most, -3)
+    content["description"] = f"{scenario.description} Measured: {text}."
+    content["profile"] = "profile.yaml"
+    content["service"]["slo_us"] = float(round(slo_us))
+    content["load"] |= {"qps_min": max(1, round(LEAST_LOAD * most, -2)), "qps_max": int(most)}
+    content["load"]["qps_min"] = int(content["load"]["qps_min"])
+    content["control"]["wake_qps"] = float(round(WAKE * most))
+    try:
+        save_profile(profile, out / "profile.yaml")
+        path = out / "scenario.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False, width=100), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    load_scenario(path)
+    return text
+
+
+def _digits(value: float, digits: int = 5) -> float:
+    return float(f"{value:.{digits}g}")
