@@ -295,7 +295,7 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     from training.checkpoint import policy_layers
     from training.ppo import new_model
     from training.recipe import load_recipe
-    from training.selection import run_selection
+    from training.selection import run_selection, score
 
     curve: dict[str, list[float]] = {"steps": [], "makespan_s": [], "violation_ratio": []}
 
@@ -324,10 +324,9 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     model.learn(steps, callback=Record())
     seconds = time.perf_counter() - began
     layers = [(m.weight.detach().numpy(), m.bias.detach().numpy()) for m in policy_layers(model)]
-    score, _ = run_selection(
-        MaskedNetwork(layers), EpisodeFactory(scenario), recipe.selection_episodes
-    )
-    final = {"makespan_s": score.makespan_s, "violation_ratio": score.violation_ratio}
+    factory, episodes = EpisodeFactory(scenario), recipe.selection_episodes
+    result = score(run_selection(MaskedNetwork(layers), factory, episodes), [])
+    final = {"makespan_s": result.makespan_s, "violation_ratio": result.violation_ratio}
     return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
 
 

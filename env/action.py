@@ -61,8 +61,9 @@ def edit_table(scenario: Scenario) -> EditTable:
     """
     The edits of a scenario: keep, one per core choice of memcached, and a few per job.
 
-    A job starts anywhere, with as many threads as there are vCPUs or half of that (the nearest
-    counts it allows). It may be placed on the whole machine, on one physical core, or on one
+    A job starts on the whole machine, at background weight where it may share memcached's vCPUs,
+    with any thread count it allows up to one per vCPU; a poll later it can be placed elsewhere.
+    It may be placed on the whole machine, on one physical core, or on one
     vCPU outside memcached's largest set.
     """
     machine = scenario.machine
@@ -82,8 +83,11 @@ def edit_table(scenario: Scenario) -> EditTable:
     rows = [(KEEP, 0, 0, 0, 0)]
     rows += [(SERVICE, 0, mask_of(choice), 0, 0) for choice in scenario.service.core_choices]
     for index, job in enumerate(scenario.jobs):
-        for threads in sorted({nearest(job.threads, machine.vcpus // part) for part in (1, 2)}):
-            rows += [(START, index, everything, int(weight), threads) for weight in both]
+        rows += [
+            (START, index, everything, int(both[-1]), threads)
+            for threads in job.threads
+            if threads <= max(machine.vcpus, job.threads[0])
+        ]
         rows += [(PLACE, index, core_set, int(weight), 0) for core_set, weight in places]
         rows.append((PAUSE, index, 0, 0, 0))
     places_by_key = {
@@ -98,11 +102,6 @@ def edit_table(scenario: Scenario) -> EditTable:
         place = places_by_key.get(row[1:4], -1) if kind in (START, PLACE) else -1
         whole.append((*row, *bits, place))
     return EditTable(np.asfortranarray(np.array(whole, dtype=np.int64)), scenario.job_names)
-
-
-def nearest(allowed: tuple[int, ...], wanted: int) -> int:
-    """The allowed count closest to the wanted one, the larger of two equally close."""
-    return min(allowed, key=lambda count: (abs(count - wanted), -count))
 
 
 def job_readiness(control):

@@ -16,7 +16,7 @@ The reward of one decision, in named terms. One unit is `UNIT_S` seconds of make
 UNIT_S = 10.0
 VIOLATION_WEIGHT = 3.0
 SEVERITY_WEIGHT = 3.0
-CHANGE_COST_S = 0.2
+CHANGE_COST_S = 0.05
 
 WORK_RATE_PER_VCPU = 0.5
 """Solo-core seconds of work per vCPU and second that Phi counts on; SMT costs the other half."""

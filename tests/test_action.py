@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env import action
-from env.action import KEEP, PAUSE, PLACE, SERVICE, START, EditTable, edit_table, nearest
+from env.action import KEEP, PAUSE, PLACE, SERVICE, START, EditTable, edit_table
 from env.allocation import JobState, Weight
 from env.control import ControlState
 from env.regulator import DWELL, MOVE_FLAP, regulate_jobs, regulate_service
@@ -106,12 +106,11 @@ def test_the_table_asks_for_nothing_the_scenario_forbids(name: str) -> None:
     assert kinds.count(PAUSE) == len(scenario.jobs)
 
 
-@pytest.mark.parametrize(
-    ("allowed", "wanted", "expected"),
-    [((1, 2, 4), 3, 4), ((1, 2, 4), 2, 2), ((1,), 8, 1), ((2, 6), 4, 6), ((1, 2, 3, 4), 1, 1)],
-)
-def test_the_nearest_thread_count(allowed: tuple[int, ...], wanted: int, expected: int) -> None:
-    assert nearest(allowed, wanted) == expected
+def test_a_job_may_start_with_each_count_it_allows(scenario: Scenario) -> None:
+    rows = edit_table(scenario).rows
+    for index, job in enumerate(scenario.jobs):
+        starts = rows[(rows[:, 0] == START) & (rows[:, 1] == index)]
+        assert starts[:, 4].tolist() == list(job.threads)
 
 
 # --- legal edits ------------------------------------------------------------------------------

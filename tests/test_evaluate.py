@@ -9,7 +9,8 @@ import pytest
 import agents
 from env.allocation import Allocation, JobState
 from env.scenario import load_scenario
-from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
+from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from training import evaluate
 from training.episodes import Start, repeats_of, run_episode, starts_from
 from training.plots import lanes_of, plot_run, spans_on
@@ -248,3 +249,42 @@ def test_bad_input_is_one_line(line, message, capsys):
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_a_wrong_simulator_is_wrong_in_every_parameter(factory):
+    wrong = EpisodeFactory(factory.scenario, variation=Variation(error=0.2))
+    right, hosts = factory.new_hosts(1), wrong.new_hosts(1)
+    start = starts_from(3, 1)[0]
+    factory.begin(right, factory.new_targets(1), 0, start.trace_seed, start.rng())
+    wrong.begin(hosts, wrong.new_targets(1), 0, start.trace_seed, start.rng())
+    for name, free in (
+        ("host_params", ()),
+        ("service_params", (VM_SPEED, BATCH_SMT, CPU_LIMIT, EQUAL_SHARE)),
+    ):
+        ratio = np.delete(hosts[name] / right[name], free)
+        assert set(np.round(ratio, 6)) == {0.8, 1.2}
+    assert hosts["service_params"][0, VM_SPEED] == 1.0
+
+
+def test_the_vms_speed_is_drawn_from_its_range(factory):
+    slow = EpisodeFactory(factory.scenario, variation=Variation(vm_speed=(0.75, 0.8)))
+    hosts, speeds = slow.new_hosts(1), set()
+    for start in starts_from(3, 20):
+        slow.begin(hosts, slow.new_targets(1), 0, start.trace_seed, start.rng())
+        speeds.add(float(hosts["service_params"][0, VM_SPEED]))
+    assert len(speeds) == 20 and 0.75 <= min(speeds) < max(speeds) <= 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--error", "1"], "--error: must be below 1"),
+        (["--vm-speed", "1.2", "0.8"], "--vm-speed: LOW must be"),
+        (["--bound", "--error", "0.2"], "one physics"),
+    ],
+)
+def test_impossible_variations_are_refused_in_one_line(options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main(["--policy", "concurrent", "--episodes", "1", *options])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and message in error and error.count("\n") == 1

@@ -215,8 +215,9 @@ def bound_report(factory: EpisodeFactory, starts: Sequence[Start]) -> dict[str, 
     :param starts: which episodes
     :raises InputError: if the machine is too large for the bound, or its physics differs by episode
     """
-    if factory.variation.physics > 0.0:
-        raise InputError("the bound is for one physics; draw none from the profile's uncertainty")
+    variation = factory.variation
+    if variation.physics or variation.error or variation.vm_speed:
+        raise InputError("the bound is for one physics; leave the profile as it is")
     searched = [seconds for seconds in best_schedules(factory, starts) if math.isfinite(seconds)]
     return {
         "lower_s": {"mean": float(np.mean(lower_bounds(factory, starts)))},

@@ -17,7 +17,7 @@ from training.checkpoint import describe, policy_layers, save_checkpoint
 from training.evaluate import Start, run_episode
 from training.recipe import Recipe
 from training.recording import Recorder
-from training.selection import SELECTION_ENTROPY, Score, run_selection
+from training.selection import SELECTION_ENTROPY, Score, run_selection, score
 
 
 class EpisodeLog(BaseCallback):
@@ -64,13 +64,20 @@ class Evaluation(BaseCallback):
     Scores the policy on the selection traces, keeps the best and a series of checkpoints.
 
     :param factory: what the selection episodes look like (no variation)
+    :param varied: the same with drawn physics and intervals, or None if the recipe draws none
     :param recipe: how often, and on how many traces
     :param folder: the run's folder
     """
 
-    def __init__(self, factory: EpisodeFactory, recipe: Recipe, folder: Path):
+    def __init__(
+        self,
+        factory: EpisodeFactory,
+        varied: EpisodeFactory | None,
+        recipe: Recipe,
+        folder: Path,
+    ):
         super().__init__()
-        self.factory = factory
+        self.factory, self.varied = factory, varied
         self.recipe = recipe
         self.folder = folder
         self.best: Score | None = None
@@ -99,21 +106,24 @@ class Evaluation(BaseCallback):
             (layer.weight.detach().numpy(), layer.bias.detach().numpy())
             for layer in policy_layers(self._ppo)
         ]
-        score, summaries = run_selection(
-            MaskedNetwork(layers), self.factory, self.recipe.selection_episodes
-        )
-        for name in ("makespan_s", "violation_ratio", "completed"):
-            self.logger.record(f"selection/{name}", getattr(score, name))
+        network, episodes = MaskedNetwork(layers), self.recipe.selection_episodes
+        summaries = run_selection(network, self.factory, episodes)
+        varied = run_selection(network, self.varied, episodes) if self.varied else []
+        result = score(summaries, varied)
+        for name in ("makespan_s", "violation_ratio", "varied_violation_ratio", "completed"):
+            self.logger.record(f"selection/{name}", getattr(result, name))
         self.logger.record(
             "selection/actuations", float(np.mean([one["actuations"] for one in summaries]))
         )
         print(
-            f"{self.num_timesteps} decisions: {score.makespan_s:.0f} s, "
-            f"{100 * score.violation_ratio:.2f} % violations, {100 * score.completed:.0f} % "
+            f"{self.num_timesteps} decisions: {result.makespan_s:.0f} s, "
+            f"{100 * result.violation_ratio:.2f} % violations "
+            f"({100 * result.varied_violation_ratio:.2f} % with drawn physics), "
+            f"{100 * result.completed:.0f} % "
             "completed (selection traces, simulated)",
             flush=True,
         )
-        metadata = self._metadata(score)
+        metadata = self._metadata(result)
         save_checkpoint(self._ppo, self.folder / "last.zip", metadata)
         self.logger.record("allocation/gantt", self._picture())
         save_checkpoint(
@@ -121,10 +131,10 @@ class Evaluation(BaseCallback):
             self.folder / "checkpoints" / f"step_{self.num_timesteps:010d}.zip",
             metadata,
         )
-        if self.best is None or score < self.best:
-            self.best = score
+        if self.best is None or result < self.best:
+            self.best = result
             save_checkpoint(self._ppo, self.folder / "best.zip", metadata)
-        return score
+        return result
 
     def _picture(self) -> Figure:
         """Who held which vCPU when, on the first selection trace."""
@@ -147,6 +157,7 @@ class Evaluation(BaseCallback):
             "episodes": self.recipe.selection_episodes,
             "makespan_s": score.makespan_s,
             "violation_ratio": score.violation_ratio,
+            "varied_violation_ratio": score.varied_violation_ratio,
             "completed": score.completed,
         }
         metadata = describe(self._ppo, self.factory.scenario, self.factory.profile, evaluation)

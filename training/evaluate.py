@@ -64,6 +64,19 @@ def parser() -> OneLineParser:
         default=0.0,
         help="draw each episode's physics from the profile's uncertainty, scaled by this (0)",
     )
+    add(
+        "--error",
+        type=number(0.0),
+        default=0.0,
+        help="make every parameter wrong by this fraction, up or down at random in each episode",
+    )
+    add(
+        "--vm-speed",
+        type=number(0.0),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="draw memcached's speed on the VM from this range (the profile's is 1)",
+    )
     add("--bound", action="store_true", help="show how far the best possible is (takes a while)")
     line.set_defaults(episodes=None)
     return line
@@ -83,7 +96,15 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     for policy in policies:
         policy.reset(scenario)
     profile = read_profile(arguments.profile or scenario.profile)
-    factory = EpisodeFactory(scenario, profile, Variation(physics=arguments.spread))
+    speeds = arguments.vm_speed
+    if arguments.error >= 1.0:
+        raise InputError(f"--error: must be below 1, not {arguments.error:g}")
+    if speeds and not 0.0 < speeds[0] <= speeds[1]:
+        raise InputError(f"--vm-speed: LOW must be above 0 and at most HIGH, not {speeds}")
+    variation = Variation(
+        physics=arguments.spread, error=arguments.error, vm_speed=speeds and tuple(speeds)
+    )
+    factory = EpisodeFactory(scenario, profile, variation)
     machine = SimulatedMachine(factory)
     if arguments.trace_seed is None:
         starts = starts_from(arguments.seed, arguments.episodes or 20)

@@ -14,6 +14,7 @@ from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
 from training.callbacks import EpisodeLog, Evaluation, ProgressLine
+from training.imitation import N_ENVS, find_schedule, imitate
 from training.masked_policy import MaskedActorCriticPolicy
 from training.recipe import Recipe
 from training.rollout_buffer import LeanRolloutBuffer
@@ -108,14 +109,23 @@ def train(
         checkpoint = read_checkpoint(resume)
         checkpoint.require_scenario(scenario)
         model = algorithm.load(checkpoint.path, env=environments, device="cpu")
+    plain = EpisodeFactory(scenario)
+    varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
+    if recipe.imitation and resume is None:
+        makespan_s, schedule = find_schedule(plain, seed)
+        print(
+            f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True
+        )
+        stage = ColocationVecEnv(scenario, N_ENVS, recipe.gamma, seed=seed, variation=variation)
+        imitate(model, stage, schedule, seed)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
-    evaluation = Evaluation(EpisodeFactory(scenario), recipe, folder)
+    evaluation = Evaluation(plain, varied, recipe, folder)
     progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
-    print(
-        f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
-        flush=True,
-    )
     try:
+        print(
+            f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
+            flush=True,
+        )
         model.learn(
             recipe.steps,
             callback=CallbackList([EpisodeLog(), evaluation, progress]),

@@ -57,10 +57,15 @@ class Variation:
         from; 0 is the profile as fitted
     :param interval_s: range that each episode's load interval is drawn from (log-uniform), or
         None for the scenario's own
+    :param error: every parameter is wrong by this fraction, each up or down at random
+    :param vm_speed: range that memcached's speed on the VM is drawn from (uniform), or None for
+        the profile's
     """
 
     physics: float = 0.0
     interval_s: tuple[float, float] | None = None
+    error: float = 0.0
+    vm_speed: tuple[float, float] | None = None
 
 
 class EpisodeFactory:
@@ -126,6 +131,14 @@ class EpisodeFactory:
         host["random"] = (rng.integers(1, FIRST_MODULUS), rng.integers(1, SECOND_MODULUS))
         if variation.physics > 0.0:
             self._draw_physics(host, rng)
+        if variation.error > 0.0:
+            for name in ("service_params", "job_params", "host_params"):
+                up = rng.random(host[name].shape) < 0.5
+                host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
+            host["service_params"][VM_SPEED] = self.profile.vm_speed.value
+            keep_physical(host)
+        if variation.vm_speed is not None:
+            host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
         host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
         kernel.start_episode_at(hosts, index, targets[index])
 

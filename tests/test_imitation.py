@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.vector_env import ColocationVecEnv
+from training import imitation
+from training.fast_ppo import FastPPO
+from training.imitation import demonstrate, find_schedule, imitate
+from training.ppo import new_model
+from training.recipe import load_recipe
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
+def scenario(request):
+    return load_scenario("cca-2025").with_changes(regulation={"share_service_cores": request.param})
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(imitation, "SEARCH_EVALUATIONS", 300)
+    monkeypatch.setattr(imitation, "SEARCH_TRACES", 3)
+    monkeypatch.setattr(imitation, "N_STEPS", 1500)
+    monkeypatch.setattr(imitation, "BATCH_SIZE", 1024)
+
+
+def stage(scenario):
+    variation = Variation(physics=1.0, interval_s=(1.0, 15.0))
+    return ColocationVecEnv(scenario, 32, gamma=1.0, seed=3, variation=variation)
+
+
+def test_the_experts_edits_are_legal_and_get_the_jobs_done(small, scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+    environments = stage(scenario)
+    observations, edits, returns = demonstrate(environments, schedule, np.random.default_rng(0))
+    legal = observations[:, observations.shape[1] - len(environments.factory.table) :]
+    assert (legal[np.arange(len(edits)), edits] == 1.0).all()
+    known = returns[~np.isnan(returns)]
+    assert 0.2 * len(returns) < len(known) < len(returns)
+
+
+def test_a_model_learns_what_the_expert_does(small, scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+    model = new_model(load_recipe("default"), stage(scenario), 0, FastPPO)
+    observations, edits, returns = demonstrate(stage(scenario), schedule, np.random.default_rng(7))
+    seen, known = torch.from_numpy(observations), ~np.isnan(returns)
+
+    def agreement_and_value_error():
+        with torch.no_grad():
+            distribution = model.policy.get_distribution(seen)
+            values = model.policy.predict_values(seen).numpy()[:, 0]
+        agreed = distribution.get_actions(deterministic=True).numpy() == edits
+        changing = edits != 0
+        return agreed[changing].mean(), np.abs(values - returns)[known].mean()
+
+    before = agreement_and_value_error()
+    imitate(model, stage(scenario), schedule, seed=5)
+    agreement, error = agreement_and_value_error()
+    assert agreement > max(0.5, 2.0 * before[0])
+    assert error < before[1]
