@@ -4,9 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +16,6 @@ from env.simulator.load import (
     PURPOSES,
     LoadTrace,
     Purpose,
-    draw,
     dynamic_targets,
     initial_state,
     interval_count,
@@ -101,13 +98,17 @@ def test_largest_seed_and_span() -> None:
     assert dynamic_targets(MODULUS, 1, MODULUS - 2, 2).tolist() == [16_807, 282_475_249]
 
 
-def test_compiled_draw_equals_the_python_one() -> None:
-    compiled: Any = numba.njit(draw)
-    for lo, hi in [(5_000, 180_000), (1, 1), (1, (MODULUS - 2) // 2 + 1)]:
-        x = 2333
-        for _ in range(200):
-            assert compiled(x, lo, hi) == draw(x, lo, hi)
-            x, _target = draw(x, lo, hi)
+@given(seeds, ranges, st.integers(1, 300))
+def test_targets_are_those_drawn_one_by_one(seed: int, bounds: tuple[int, int], count: int) -> None:
+    lo, hi = bounds
+    bucket = (MODULUS - 2) // (hi - lo + 1)
+    x = initial_state(seed)
+    expected: list[int] = []
+    while len(expected) < count:
+        x = 16_807 * x % MODULUS
+        if x - 1 < bucket * (hi - lo + 1):
+            expected.append(lo + (x - 1) // bucket)
+    assert dynamic_targets(seed, lo, hi, count).tolist() == expected
 
 
 @pytest.mark.parametrize(

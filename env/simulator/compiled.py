@@ -41,6 +41,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     return numba.njit(error_model="numpy", cache=True, nogil=True)(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile a function into its callers: a call would pass every array as seven numbers."""
+    return numba.njit(error_model="numpy", cache=True, nogil=True, forceinline=True)(function)
+
+
 def callable_from_kernel(*functions: Callable[..., Any]) -> None:
     """
     Let compiled code call plain functions that the live loop runs uncompiled.

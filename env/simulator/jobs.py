@@ -19,7 +19,9 @@ answers three questions, in this order:
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
 
-from env.simulator.compiled import compiled
+import numpy as np
+
+from env.simulator.compiled import compiled, inlined
 
 JOB_FIELDS = (
     "work_s",  # run time alone, one thread, no neighbour [s]
@@ -50,7 +52,7 @@ _ROUNDS = 2
 _NOTHING = 1e-12
 
 
-@compiled
+@inlined
 def _total(used, core):
     """Sum of all jobs' shares of one vCPU."""
     total = 0.0
@@ -59,34 +61,34 @@ def _total(used, core):
     return total
 
 
-@compiled
-def _service_needs(service_occupancy, used):
+@inlined
+def _service_needs(service_occupancy, busy):
     """What memcached asks for on its vCPUs together, and what batch demands leave free there."""
     wanted = 0.0
     room = 0.0
     width = 0
-    for core in range(used.shape[1]):
+    for core in range(busy.shape[0]):
         if service_occupancy[core] > 0.0:
             width += 1
             wanted += min(1.0, service_occupancy[core])
-            room += max(0.0, 1.0 - _total(used, core))
+            room += max(0.0, 1.0 - busy[core])
     return wanted, room, width
 
 
-@compiled
-def _service_share(core, wanted, room, width, used):
+@inlined
+def _service_share(core, wanted, room, width, busy):
     """Part of one vCPU that memcached takes once its threads have moved away from batch work.
 
     Its wake-ups go to an idle vCPU of its set while there is one, so batch work on one of two
     vCPUs keeps nearly all of it (measured: ImaGoodFella's radix, beside memcached on vCPUs 0-1).
     """
-    own_room = max(0.0, 1.0 - _total(used, core))
+    own_room = max(0.0, 1.0 - busy[core])
     if wanted <= room:
         return wanted * own_room / room
     return own_room + (wanted - room) * (1.0 - own_room) / (width - room)
 
 
-@compiled
+@inlined
 def _parallel_cores(job, threads, cores, job_params):
     """VCPUs a job keeps busy in its parallel part: as many as its threads and its set allow."""
     size = 0
@@ -97,15 +99,15 @@ def _parallel_cores(job, threads, cores, job_params):
     return min(threads[job] * job_params[job, CORES_PER_THREAD], float(size))
 
 
-@compiled
+@inlined
 def _demand(job, parallel, job_params):
     """VCPUs a job keeps busy on average (Amdahl), `parallel` of them in its parallel part."""
     serial = job_params[job, SERIAL_FRACTION]
     return min(parallel, 1.0 / (serial + (1.0 - serial) / max(parallel, 1.0)))
 
 
-@compiled
-def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used):
+@inlined
+def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, busy):
     """Place one job's demand: free room first, quiet siblings before busy ones, then level.
 
     `duty` is the part of the time in which all threads run: what one vCPU gets at most.
@@ -122,12 +124,12 @@ def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used):
         for core in range(n_cores):
             if (mask >> core) & 1 == 0 or (visited >> core) & 1 == 1:
                 continue
-            room = 1.0 - min(service_occupancy[core], most) - _total(used, core)
+            room = 1.0 - min(service_occupancy[core], most) - busy[core]
             if room <= _NOTHING:
                 continue
             load = 0.0
             if sibling[core] >= 0:
-                load = service_occupancy[sibling[core]] + _total(used, sibling[core])
+                load = service_occupancy[sibling[core]] + busy[sibling[core]]
             if best < 0 or load < best_sibling_load:
                 best, best_sibling_load, best_room = core, load, room
         if best < 0:
@@ -135,37 +137,39 @@ def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used):
         visited |= 1 << best
         step = min(left, min(best_room, duty))
         used[job, best] += step
+        busy[best] = _total(used, best)
         left -= step
     # No room is left: each step lifts the least loaded vCPUs of the set to the next level.
     while left > _NOTHING:
         low = 1e300
+        unfilled = 0
         for core in range(n_cores):
             if (mask >> core) & 1 == 1 and used[job, core] < duty - _NOTHING:
-                low = min(low, service_occupancy[core] + _total(used, core))
-        if low > 1e299:
+                unfilled |= 1 << core
+                low = min(low, service_occupancy[core] + busy[core])
+        if unfilled == 0:
             break
         lowest = 0
+        width = 0
         step = left
         for core in range(n_cores):
-            if (mask >> core) & 1 == 1 and used[job, core] < duty - _NOTHING:
-                load = service_occupancy[core] + _total(used, core)
+            if (unfilled >> core) & 1 == 1:
+                load = service_occupancy[core] + busy[core]
                 if load <= low + _NOTHING:
-                    lowest += 1
+                    lowest |= 1 << core
+                    width += 1
                     step = min(step, duty - used[job, core])
                 else:
                     step = min(step, load - low)
-        step = min(step, left / lowest)
+        step = min(step, left / width)
         for core in range(n_cores):
-            if (
-                (mask >> core) & 1 == 1
-                and used[job, core] < duty - _NOTHING
-                and service_occupancy[core] + _total(used, core) <= low + _NOTHING
-            ):
+            if (lowest >> core) & 1 == 1:
                 used[job, core] += step
+                busy[core] = _total(used, core)
                 left -= step
 
 
-@compiled
+@inlined
 def _share(core, limit, layer, running, weight, demand, used):
     """Cut the demands on one vCPU down to its limit, as sibling cgroups of one weight share it."""
     n_jobs = used.shape[0]
@@ -203,14 +207,14 @@ def _share(core, limit, layer, running, weight, demand, used):
             used[job, core] *= level / demand[job]
 
 
-@compiled
-def _others_busy(job, core, sibling, service_occupancy, host_params, used):
+@inlined
+def _others_busy(job, core, sibling, service_occupancy, host_params, used, busy):
     """How busy memcached and the other jobs keep the sibling of one of a job's vCPUs."""
     twin = sibling[core]
     if twin < 0:
         return 0.0
-    busy = min(1.0, host_params[SERVICE_SIBLING] * service_occupancy[twin])
-    return busy + max(0.0, _total(used, twin) - used[job, twin])
+    service = min(1.0, host_params[SERVICE_SIBLING] * service_occupancy[twin])
+    return service + max(0.0, busy[twin] - used[job, twin])
 
 
 @compiled
@@ -243,6 +247,7 @@ def job_speeds(
     :returns: the jobs' memory pressure, the sum of pressure x vCPUs in use.
     """
     n_jobs, n_cores = used.shape
+    busy = np.zeros(n_cores)  # `_total` of each vCPU, kept up to date with `used`
     for job in range(n_jobs):
         speed[job] = 0.0
         for core in range(n_cores):
@@ -266,6 +271,7 @@ def job_speeds(
                     if turn > 0:
                         for core in range(n_cores):
                             used[job, core] = 0.0
+                            busy[core] = _total(used, core)
                     duty = speed[job] / max(_parallel_cores(job, threads, cores, job_params), 1.0)
                     _settle(
                         job,
@@ -276,16 +282,18 @@ def job_speeds(
                         sibling,
                         service_occupancy,
                         used,
+                        busy,
                     )
-        wanted, room, width = _service_needs(service_occupancy, used)
+        wanted, room, width = _service_needs(service_occupancy, busy)
         for core in range(n_cores):
-            if _total(used, core) <= _NOTHING:
+            if busy[core] <= _NOTHING:
                 continue
             limit = 1.0
             if service_occupancy[core] > 0.0:
-                taken = _service_share(core, wanted, room, width, used)
+                taken = _service_share(core, wanted, room, width, busy)
                 limit -= min(taken, 0.5) if layer == NORMAL else taken
             _share(core, limit, layer, running, weight, speed, used)
+            busy[core] = _total(used, core)
         for job in range(n_jobs):
             if running[job] and weight[job] == layer:
                 missing = speed[job]
@@ -293,13 +301,14 @@ def job_speeds(
                     missing -= used[job, core]
                 for core in range(n_cores):
                     if missing > _NOTHING and (cores[job] >> core) & 1:
-                        free = 1.0 - _total(used, core)
+                        free = 1.0 - busy[core]
                         if service_occupancy[core] > 0.0:
-                            wanted, room, width = _service_needs(service_occupancy, used)
+                            wanted, room, width = _service_needs(service_occupancy, busy)
                             free = min(free, room - wanted)
                         step = min(missing, min(free, 1.0 - used[job, core]))
                         if step > 0.0:
                             used[job, core] += step
+                            busy[core] = _total(used, core)
                             missing -= step
 
     pressure = 0.0
@@ -327,7 +336,9 @@ def job_speeds(
                 continue
             own += share
             width += 1
-            others_busy = _others_busy(job, core, sibling, service_occupancy, host_params, used)
+            others_busy = _others_busy(
+                job, core, sibling, service_occupancy, host_params, used, busy
+            )
             own_busy = 0.0
             if parallel > 1.0 and sibling[core] >= 0:
                 own_busy = min(1.0, used[job, sibling[core]] / share)
@@ -349,10 +360,12 @@ def job_speeds(
             for core in range(n_cores):
                 share = used[job, core]
                 if share > 0.0 and core != slowest:
-                    busy = _others_busy(job, core, sibling, service_occupancy, host_params, used)
+                    twin_busy = _others_busy(
+                        job, core, sibling, service_occupancy, host_params, used, busy
+                    )
                     if sibling[core] >= 0 and sibling[core] != slowest:
-                        busy += min(1.0, used[job, sibling[core]] / share)
-                    value = share * (1.0 - lost * min(1.0, busy))
+                        twin_busy += min(1.0, used[job, sibling[core]] / share)
+                    value = share * (1.0 - lost * min(1.0, twin_busy))
                     rest_sum += value
                     rest_slowest = min(rest_slowest, value)
             parallel_value = max(

@@ -5,7 +5,7 @@ interval with `std::default_random_engine` and `std::uniform_int_distribution<in
 libstdc++ these are the Lehmer generator `minstd_rand0` and division with rejection, so a few
 integer operations give the same targets without the C++ library.
 
-The module stays free of numba: the live agent imports it, the simulator compiles `draw`.
+The module stays free of numba: the live agent imports it.
 
     python -m env.simulator.load --seed 2333 --qps-min 5000 --qps-max 180000 --count 20
 """
@@ -16,6 +16,7 @@ import math
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ def initial_state(seed: int) -> int:
     """State of the generator after seeding, as in libstdc++.
 
     :param seed: mcperf's `--qps_seed`, 1 to 2^31 - 1
-    :return: the state to give to the first `draw`
+    :return: the state before the first draw
     :raises ValueError: for a seed which mcperf cannot repeat
     """
     if not 1 <= seed <= MODULUS:
@@ -48,22 +49,10 @@ def initial_state(seed: int) -> int:
     return seed % MODULUS or 1
 
 
-def draw(x: int, lo: int, hi: int) -> tuple[int, int]:
-    """One target from `lo` to `hi`, both included.
-
-    Calls nothing and stays below 2^46, so that `numba.njit(draw)` compiles it as it is.
-
-    :param x: state of the generator, 1 to 2^31 - 2
-    :param lo: smallest target [queries/s]
-    :param hi: largest target [queries/s], with hi - lo < 2^31 - 3
-    :return: the next state, and the target [queries/s]
-    """
-    span = hi - lo + 1
-    bucket = (MODULUS - 2) // span
-    x = MULTIPLIER * x % MODULUS
-    while x - 1 >= bucket * span:
-        x = MULTIPLIER * x % MODULUS
-    return x, lo + (x - 1) // bucket
+@cache
+def _powers(count: int) -> npt.NDArray[np.int64]:
+    """MULTIPLIER to the powers 1 .. count, modulo MODULUS: how far each draw moves the state."""
+    return np.array([pow(MULTIPLIER, i, MODULUS) for i in range(1, count + 1)], dtype=np.int64)
 
 
 def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.NDArray[np.int64]:
@@ -83,10 +72,14 @@ def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.ND
         raise ValueError(f"qps_max must be from qps_min to {MODULUS - 2}, not {qps_max}")
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
-    targets = np.empty(count, dtype=np.int64)
-    for i in range(count):
-        x, targets[i] = draw(x, qps_min, qps_max)
-    return targets
+    span = qps_max - qps_min + 1
+    bucket = (MODULUS - 2) // span
+    accepted = np.empty(0, dtype=np.int64)
+    while len(accepted) < count:
+        states = x * _powers(count) % MODULUS  # stays below 2^62
+        x = int(states[-1])
+        accepted = np.concatenate([accepted, states[states - 1 < bucket * span]])
+    return qps_min + (accepted[:count] - 1) // bucket
 
 
 def load_targets(load: Load, seed: int, count: int) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ Units: seconds, microseconds (``_us``), requests per second (``_qps``), fraction
 
 from __future__ import annotations
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import compiled, inlined
 
 #: The parameters of :func:`service_state`, in the order of its ``params`` array.
 SERVICE_FIELDS = (
@@ -74,7 +74,7 @@ SERVICE_FIELDS = (
 BACKGROUND_HALF = 0.05
 
 
-@compiled
+@inlined
 def own_speed(c, sibling, background, equal, params):
     """Speed at which vCPU ``c`` would serve one memcached thread beside its batch work.
 
@@ -224,7 +224,7 @@ def tail_fraction(limit_us, p95_us, shape):
     return 1.0 / (1.0 + 19.0 * (limit_us / p95_us) ** shape)
 
 
-@compiled
+@inlined
 def _excess(latency_us, weights, p95s, n, shape, total):
     """Requests slower than a latency, over the 5 % that a p95 leaves."""
     slower = 0.0
