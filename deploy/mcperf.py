@@ -6,7 +6,10 @@ Our own load prints the same columns, so that either can feed a run.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 PERCENTILES = {
     "p5": 5.0,
@@ -57,44 +60,55 @@ def format_row(
     :param start_s: when the interval started, seconds of the epoch
     :param end_s: when it ended
     """
-    ordered = sorted(latencies_us) or [0.0]
-    average = math.fsum(ordered) / len(ordered)
-    deviation = math.sqrt(math.fsum((one - average) ** 2 for one in ordered) / len(ordered))
-    values = [average, deviation, ordered[0]]
+    ordered = np.sort(np.asarray(latencies_us or [0.0]))
+    values = [ordered.mean(), ordered.std(), ordered[0]]
     values += [percentile(ordered, rank) for rank in PERCENTILES.values()]
     words = [f"{value:.1f}" for value in (*values, qps)]
     stamps = [str(round(1000 * moment)) for moment in (start_s, end_s)]
     return " ".join(("read", *words, str(target_qps), *stamps))
 
 
-def percentile(ordered: Sequence[float], rank: float) -> float:
+def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) -> float:
     """
     The smallest value that `rank` percent of the values do not exceed.
 
     :param ordered: values in rising order, at least one
     :param rank: 0 to 100
     """
-    return ordered[max(0, math.ceil(len(ordered) * rank / 100.0) - 1)]
+    return float(ordered[max(0, math.ceil(len(ordered) * rank / 100.0) - 1)])
 
 
 def read_rows(lines: Iterable[str]) -> list[Row]:
     """
     The rows of mcperf's output, of a dynamic run or of a scan.
 
+    A dynamic run of mcperf says when it started and ended, and prints its rows, of equal length,
+    in between: where a row has no times of its own, they follow from that.
+
     :param lines: the output so far; what is no complete row of numbers is left out
     """
     columns: Sequence[str] = ()
+    limits_s: dict[str, float] = {}
     rows = []
     for line in lines:
         words = line.split()
         if words[:1] == ["#type"]:
             columns = words[1:]
+        elif words[:1] == ["Timestamp"] and len(words) == 3:
+            limits_s[words[1]] = float(words[2]) / 1e3
         elif words[:1] == ["read"] and len(words) == len(columns) + 1:
             try:
                 values = {name: float(word) for name, word in zip(columns, words[1:], strict=True)}
                 rows.append(_row(values))
             except (KeyError, ValueError):
                 continue
+    if rows and math.isnan(rows[0].start_s) and {"start:", "end:"} <= set(limits_s):
+        start_s = limits_s["start:"]
+        length_s = (limits_s["end:"] - start_s) / len(rows)
+        rows = [
+            replace(row, start_s=start_s + i * length_s, end_s=start_s + (i + 1) * length_s)
+            for i, row in enumerate(rows)
+        ]
     return rows
 
 

@@ -15,10 +15,12 @@ import base64
 import csv
 import importlib.util
 import json
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,14 @@ from typing import Any
 import jinja2
 
 from deploy import mcperf
-from deploy.record import MEMCACHED, SCENARIO_FILE, Event, read_events
+from deploy.record import (
+    LOAD_FILE,
+    MEMCACHED,
+    SCENARIO_FILE,
+    Event,
+    read_events,
+    started_at_s,
+)
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
@@ -35,6 +44,8 @@ REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report
 PICTURE_FILE = "run.png"
 TEMPLATES = Path(__file__).with_name("templates")
 DRAW_LIMIT_S = 120.0
+ROW_DELAY_S = 1.0
+"""How long after an interval's end the load prints its row, at most."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,35 @@ def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> li
     return found
 
 
+def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
+    """
+    What the load beside a run has measured, `start_s` and `end_s` counted from the run's start.
+
+    :param folder: of the run's records
+    :param until_s: the interval of this moment is waited for, but not much longer than it lasts
+    """
+    rows = _load_rows(folder)
+    length_s = rows[-1].end_s - rows[-1].start_s if rows else 0.0
+    give_up_s = time.monotonic() + length_s + ROW_DELAY_S
+    while rows and rows[-1].end_s < until_s and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+        rows = _load_rows(folder)
+    return rows
+
+
+def _load_rows(folder: Path) -> list[mcperf.Row]:
+    try:
+        lines = (folder / LOAD_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    start_s = started_at_s(folder)
+    return [
+        replace(row, start_s=row.start_s - start_s, end_s=row.end_s - start_s)
+        for row in mcperf.read_rows(lines)
+        if not math.isnan(row.start_s)
+    ]
+
+
 def content(
     outcome: Outcome, intervals: Sequence[mcperf.Row], events: Sequence[Event], slo_us: float
 ) -> dict[str, Any]:
@@ -137,7 +177,6 @@ def content(
     first_s, last_s = outcome.window_s
     counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]
     violations = sum(row.p95_us > slo_us for row in counted)
-    reactions = sorted(reactions_ms(events, intervals))
     return {
         "policy": outcome.policy,
         "makespan_s": last_s - first_s,
@@ -146,12 +185,17 @@ def content(
         "p95_us": [row.p95_us for row in counted],
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
-        "reaction_ms": {
-            name: mcperf.percentile(reactions, rank) if reactions else None
-            for name, rank in (("p50", 50.0), ("p99", 99.0))
-        },
+        "reaction_ms": _percentiles(reactions_ms(events, intervals)),
         "loop": asdict(outcome.loop),
         "restored": outcome.restored,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    ordered = sorted(values)
+    return {
+        name: mcperf.percentile(ordered, rank) if ordered else None
+        for name, rank in (("p50", 50.0), ("p99", 99.0))
     }
 
 

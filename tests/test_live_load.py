@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from deploy import keys, mcperf, memcached, realtime
 from deploy.generator import TICK_S, Connection, arrivals_of
 from deploy.load import Client, main
-from deploy.probe import LIMIT_S, Probe
+from deploy.probe import LIMIT_S, IntervalLog, Probe
 from env.simulator.load import LoadTrace, dynamic_targets
 
 pytestmark = pytest.mark.skipif(not shutil.which("memcached"), reason="no memcached")
@@ -181,6 +182,21 @@ def test_the_probe_asks_a_thousand_times_a_second(probe: Probe) -> None:
     assert seen is not None and seen.p50_us <= seen.p95_us <= seen.p99_us
 
 
+def test_intervals_are_written_where_the_load_does_not_tell(probe: Probe, tmp_path: Path) -> None:
+    log = IntervalLog(probe, tmp_path / "load.txt", 0.3)
+    start_s, epoch_s = time.monotonic(), time.time()
+    while (now_s := time.monotonic()) < start_s + 1.0:
+        assert probe.poll()
+        log.poll(requests=1e6 + 5000.0 * (now_s - start_s))
+        time.sleep(0.01)
+    rows = mcperf.read_rows((tmp_path / "load.txt").read_text().splitlines())
+    assert 2 <= len(rows) <= 3
+    assert rows[0].start_s == pytest.approx(epoch_s, abs=0.1)
+    assert rows[1].start_s == rows[0].end_s
+    assert rows[1].qps == pytest.approx(5000.0, rel=0.5)
+    assert 0.0 < rows[0].p95_us <= 1e6 * LIMIT_S
+
+
 def test_a_stall_is_seen_at_its_full_length(probe: Probe, server: memcached.Memcached) -> None:
     start_s = time.monotonic()
     os.kill(server.pid, signal.SIGSTOP)
@@ -252,7 +268,12 @@ read 1 2
         (320.5, 8190.4, 8195.0),
         (512.5, 158000.1, 158594.0),
     ]
-    assert math.isnan(rows[0].start_s)
+    assert [(row.start_s, row.end_s) for row in rows] == [
+        (1745000000.0, 1745000010.0),
+        (1745000010.0, 1745000020.0),
+    ]
+    without = [line for line in output.splitlines() if "Timestamp" not in line]
+    assert math.isnan(mcperf.read_rows(without)[0].start_s)
 
 
 def test_a_row_holds_the_percentiles() -> None:

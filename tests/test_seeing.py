@@ -8,6 +8,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from deploy import mcperf, report, view
 from deploy.metrics import Endpoint, RunCollector
-from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder
+from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder, started_at_s
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -119,6 +120,28 @@ def test_a_reaction_counts_from_the_rise_of_the_load() -> None:
     intervals = [mcperf.Row(300.0, qps, qps, start_s, start_s + 10.0) for start_s, qps in loads]
     # At 20 s the load fell, at 30 s memcached had its vCPUs already.
     assert report.reactions_ms(events, intervals) == [pytest.approx(30.0)]
+
+
+def test_the_interval_in_which_the_last_job_ended_is_waited_for(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    started_s = started_at_s(tmp_path)
+    rows = [
+        mcperf.format_row([100.0], 9e3, 9000, started_s + start_s, started_s + start_s + 0.5)
+        for start_s in (0.0, 0.5)
+    ]
+    path = tmp_path / LOAD_FILE
+    assert report.load_intervals(tmp_path, until_s=1.0) == []
+    path.write_text(f"{mcperf.HEADER}\n{rows[0]}\n")
+    late = threading.Timer(0.2, lambda: path.write_text("\n".join([mcperf.HEADER, *rows])))
+    late.start()
+    assert len(report.load_intervals(tmp_path, until_s=0.8)) == 2
+    # A load that has ended keeps nobody waiting.
+    before_s = time.monotonic()
+    assert len(report.load_intervals(tmp_path, until_s=100.0)) == 2
+    assert time.monotonic() - before_s < 10.0
+    late.join()
 
 
 def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
