@@ -94,7 +94,7 @@ def train(
         from training.fast_ppo import FastPPO
 
         algorithm = FastPPO
-    variation = Variation(physics=recipe.physics, interval_s=recipe.interval_s)
+    variation = Variation(recipe.physics, recipe.interval_s, recipe.error)
     environments = ColocationVecEnv(
         scenario,
         recipe.n_envs,

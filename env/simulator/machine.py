@@ -57,7 +57,8 @@ class Variation:
         from; 0 is the profile as fitted
     :param interval_s: range that each episode's load interval is drawn from (log-uniform), or
         None for the scenario's own
-    :param error: every parameter is wrong by this fraction, each up or down at random
+    :param error: every parameter but the VM's speed is wrong by this fraction, each up or down at
+        random
     :param vm_speed: range that memcached's speed on the VM is drawn from (uniform), or None for
         the profile's
     """
@@ -132,10 +133,11 @@ class EpisodeFactory:
         if variation.physics > 0.0:
             self._draw_physics(host, rng)
         if variation.error > 0.0:
+            vm_speed = float(host["service_params"][VM_SPEED])
             for name in ("service_params", "job_params", "host_params"):
                 up = rng.random(host[name].shape) < 0.5
                 host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
-            host["service_params"][VM_SPEED] = self.profile.vm_speed.value
+            host["service_params"][VM_SPEED] = vm_speed
             keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
