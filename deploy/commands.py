@@ -8,7 +8,7 @@ from pathlib import Path
 import agents
 from deploy import deployment
 from deploy.guardian import Guardian
-from env.commandline import OneLineParser, address
+from env.commandline import OneLineParser, address, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
 
@@ -27,6 +27,9 @@ def parser() -> argparse.ArgumentParser:
     add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
     add("--state", type=Path, default=_state_folder(), help="folder of the state (%(default)s)")
     add("--report", type=Path, default=Path("report"), help="folder of the report (%(default)s)")
+    add("--no-pictures", action="store_true", help="report figures only, which is quicker")
+    add("--probe", action="store_true", help="measure memcached's latency from this machine")
+    add("--metrics-port", type=whole_number(0, 65535), help="serve Prometheus on loopback")
     add("--leave-jobs", action="store_true", help="when interrupted, leave the jobs running")
     what = command.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="say whether this machine is fit")
@@ -54,6 +57,9 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
         privileged=arguments.allow_privileged,
         folder=arguments.state,
         report=arguments.report,
+        probe=arguments.probe,
+        metrics_port=arguments.metrics_port,
+        illustrated=not arguments.no_pictures,
         leave_jobs=arguments.leave_jobs,
         resume=arguments.resume,
         dry_run=arguments.dry_run,

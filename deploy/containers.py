@@ -104,7 +104,8 @@ class DockerRuntime:
             return 0, ""
         with self._calls() as api:
             try:
-                api.wait(instance.key, timeout=CALL_LIMIT_S)
+                if self._state(api, instance)["Status"] != "created":
+                    api.wait(instance.key, timeout=CALL_LIMIT_S)
                 state = self._state(api, instance)
                 tail = api.logs(instance.key, tail=LOG_LINES).decode(errors="replace").strip()
             except NotFound:

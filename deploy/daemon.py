@@ -33,6 +33,11 @@ class Daemon:
     folder: Path
 
 
+def can_start() -> bool:
+    """Whether this user, on this machine, may start one."""
+    return os.geteuid() == 0 and shutil.which("dockerd") is not None
+
+
 def start(folder: Path, live_restore: bool = False) -> Daemon:
     """
     Start dockerd and wait until it says that it is ready.

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.policy import Policy
 from deploy import service
@@ -15,15 +17,21 @@ from deploy.actuator import Actuator
 from deploy.cgroups import LEAST_WEIGHT, Hierarchy, JobGroup, find_hierarchy, job_groups_beside
 from deploy.dry_run import DryActuator
 from deploy.guardian import Guardian, make_safe
-from deploy.loop import Loop, StopRequest
+from deploy.loop import Loop, Sampler, StopRequest
 from deploy.machine import LiveMachine
-from deploy.record import SCHEDULER, Event, Recorder
+from deploy.placement import online_vcpus
+from deploy.record import LOAD_FILE, SCHEDULER, Event, Recorder
 from deploy.restore import undo
 from deploy.runtimes import ProcessRuntime, Runtime
 from deploy.sensors import ServiceSensor, VcpuClock
 from deploy.state import STATE_FILE, State, StateFolder, claim
+from env.allocation import Allocation
 from env.errors import InputError
 from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from deploy.probe import IntervalLog
 
 FIND_LIMIT_S = 1.0
 """How long memcached may take to answer at the start."""
@@ -43,6 +51,9 @@ class Settings:
     :param privileged: whether containers get Docker's default rights
     :param folder: where the state is kept
     :param report: where records go
+    :param probe: whether memcached's latency is measured from this machine
+    :param metrics_port: where Prometheus may ask, None if nowhere
+    :param illustrated: whether the report has pictures and a page
     :param leave_jobs: whether an interrupted deployment leaves its jobs running
     :param resume: whether to go on from what an earlier loop left
     :param dry_run: whether nothing may be touched
@@ -55,6 +66,9 @@ class Settings:
     privileged: bool
     folder: Path
     report: Path
+    probe: bool = False
+    metrics_port: int | None = None
+    illustrated: bool = True
     leave_jobs: bool = False
     resume: bool = False
     dry_run: bool = False
@@ -71,6 +85,12 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     :return: the exit code: 0 if every job has succeeded and the machine is as it was
     :raises InputError: if it cannot begin
     """
+    online = online_vcpus()
+    if not set(range(scenario.machine.vcpus)) <= set(online) and not settings.dry_run:
+        raise InputError(
+            f"scenario {scenario.name}: wants {scenario.machine.vcpus} vCPUs; this machine has "
+            f"{len(online)}"
+        )
     folder = StateFolder(settings.folder)
     folder.lock()
     state = _begin_state(scenario, settings, folder)
@@ -81,28 +101,54 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         who = find_service(sensor, settings, state.started_s)
         vcpus = VcpuClock(scenario.machine.vcpus, _cpuacct())
         stack.callback(vcpus.close)
-        recorder = Recorder(settings.report, scenario, state.started_s, _print_event(state))
+        listeners: list[Callable[[Event], None]] = [_print_event]
+        samplers: list[Sampler] = []
+        recorder = Recorder(settings.report, scenario, state.started_s, partial(_tell, listeners))
         stack.callback(recorder.close)
+        samplers.append(recorder.sample)
+        if settings.metrics_port is not None:
+            from deploy.metrics import Endpoint, RunCollector
+
+            collector = RunCollector()
+            endpoint = Endpoint(collector, settings.metrics_port)
+            stack.callback(endpoint.close)
+            listeners.append(collector.event)
+            samplers.append(collector.sample)
+        probe = None
+        if settings.probe:
+            from deploy.probe import IntervalLog, Probe
+
+            probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
+            stack.callback(probe.stop)
+            load_file = settings.report / LOAD_FILE
+            if not load_file.exists():  # else the load itself tells
+                log = IntervalLog(probe, load_file, scenario.load.interval_s)
+                samplers.append(partial(_log_interval, log))
         if settings.dry_run:
-            machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
-            Loop(machine, policy, recorder, stop).run()
+            dry = DryActuator(scenario, state)
+            machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
+            Loop(machine, policy, recorder, stop, samplers).run()
             return EXIT_OK
         stack.enter_context(claim(who))
         hierarchy = usable_hierarchy()
         runtime = make_runtime(state, settings, hierarchy)
-        groups = _group_maker(state, hierarchy, who.pid)
+        groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
         folder.save(state)
         guardian.watch(folder.path / STATE_FILE)
-        machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian)
+        machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe)
         try:
             if settings.resume:
                 machine.take_over()
-            Loop(machine, policy, recorder, stop).run()
+            Loop(machine, policy, recorder, stop, samplers).run()
         finally:
             actuator.close()
             leave = settings.leave_jobs and stop.number != 0
             faults = _end(state, folder, runtime, hierarchy, leave, recorder)
+        if not stop.number:
+            from deploy.outcome import write_report  # late: drawing it takes memory
+
+            write_report(settings.report, policy.name, machine, not faults, settings.illustrated)
         return _exit_code(state, stop, faults)
 
 
@@ -200,9 +246,16 @@ def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) ->
     return sensor.who
 
 
-def _group_maker(
+def group_maker(
     state: State, hierarchy: Hierarchy | None, service_pid: int
 ) -> Callable[[str], JobGroup] | None:
+    """
+    What makes the jobs' control groups.
+
+    :param state: marks them
+    :param hierarchy: where groups are, if any
+    :param service_pid: memcached, beside which they are made
+    """
     if hierarchy is None:
         return None
     state.background = LEAST_WEIGHT[hierarchy.version]
@@ -247,9 +300,16 @@ def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
     return EXIT_FAILED if failed or faults else EXIT_OK
 
 
-def _print_event(state: State) -> Callable[[Event], None]:
-    def show(event: Event) -> None:
-        said = event.detail if event.what == "custom" else f"{event.what} {event.arguments()}"
-        print(f"{event.time_s:8.3f} s  {event.job} {said}".rstrip(), flush=True)
+def _log_interval(log: "IntervalLog", telemetry: Telemetry, allocation: Allocation) -> None:
+    with contextlib.suppress(OSError):  # a full disk costs an interval, not the run
+        log.poll(telemetry.service.requests)
 
-    return show
+
+def _tell(listeners: list[Callable[[Event], None]], event: Event) -> None:
+    for listener in listeners:
+        listener(event)
+
+
+def _print_event(event: Event) -> None:
+    said = event.detail if event.what == "custom" else f"{event.what} {event.arguments()}"
+    print(f"{event.time_s:8.3f} s  {event.job} {said}".rstrip(), flush=True)

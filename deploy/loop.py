@@ -4,11 +4,10 @@ The loop: read, decide, regulate, actuate; and who decides when the policy fails
 It is the simulator's loop (`training.episodes`) on a real machine, with a guard around the policy.
 """
 
-import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,8 +34,34 @@ SAMPLE_EVERY_S = 1.0
 """How often the readings are written down, besides at every change."""
 
 
+Sampler = Callable[[Telemetry, Allocation], None]
+"""Takes the readings of a moment and who holds what from then on."""
+
+
 class PolicyLateError(RuntimeError):
     """The policy took too long."""
+
+
+class TimeLimit:
+    """
+    Interrupts what takes too long, in the main thread: a `with` block that may raise.
+
+    :param seconds: how long a block may take
+    :raises PolicyLateError: in a block that takes longer
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        raise PolicyLateError(f"took more than {self._seconds:g} s")
 
 
 class GuardedPolicy:
@@ -56,6 +81,8 @@ class GuardedPolicy:
         self._scenario = scenario
         self._recorder = recorder
         self._fallback = Fallback(scenario)
+        self._limit = TimeLimit(LATE_S)
+        self._valid: Allocation | None = None
         self._trusted_from_s = -math.inf
         self._trouble = ""
 
@@ -71,8 +98,10 @@ class GuardedPolicy:
         if telemetry.time_s < self._trusted_from_s:
             return self._fall_back(telemetry, self._trouble)
         try:
-            with _time_limit(LATE_S):
-                allocation = self.policy.decide(telemetry).validate(self._scenario)
+            with self._limit:
+                allocation = self.policy.decide(telemetry)
+                if allocation is None or allocation is not self._valid:
+                    self._valid = allocation.validate(self._scenario)
                 period_s = float(self.policy.period_s)
             if not (math.isfinite(period_s) and period_s > 0.0):
                 raise ValueError(f"its period is {period_s} s")
@@ -129,15 +158,23 @@ class Loop:
     :param policy: who decides
     :param recorder: is told what happens
     :param stop: says when to stop early
+    :param samplers: are shown the readings at every change, and once a second
     """
 
-    def __init__(self, machine: LiveMachine, policy: Policy, recorder: Recorder, stop: StopRequest):
+    def __init__(
+        self,
+        machine: LiveMachine,
+        policy: Policy,
+        recorder: Recorder,
+        stop: StopRequest,
+        samplers: Sequence[Sampler] = (),
+    ):
         policy.reset(machine.scenario)
         self.machine = machine
         self.guarded = GuardedPolicy(policy, machine.scenario, recorder)
         self.decision_s: list[float] = []
         self._stop = stop
-        self._recorder = recorder
+        self._samplers = samplers
         self._sampled_s = -math.inf
         machine.watch(policy.probe_window_s)
 
@@ -158,7 +195,8 @@ class Loop:
         due = telemetry.time_s - self._sampled_s >= SAMPLE_EVERY_S
         if due or machine.actuator.changes != changes:
             self._sampled_s = telemetry.time_s
-            self._recorder.sample(telemetry, machine.applied)
+            for sampler in self._samplers:
+                sampler(telemetry, machine.applied)
         machine.advance(telemetry.time_s + guarded.period_s, guarded.wakes)
 
     def decision_us(self) -> tuple[float, float]:
@@ -178,19 +216,3 @@ class Loop:
     def _note_decision(self, took_s: float) -> None:
         if len(self.decision_s) < 100_000:
             self.decision_s.append(took_s)
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt what takes too long; works in the main thread only."""
-
-    def late(number: int, frame: FrameType | None) -> None:
-        raise PolicyLateError(f"took more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)

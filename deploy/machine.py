@@ -31,6 +31,11 @@ CONFIRM_S = 0.006
 STALE_S = 0.5
 """Older readings are not decided by."""
 
+PROBE_WINDOW_S = 1.0
+"""What is shown of the latency where the policy does not ask for another window."""
+
+PROBE_EVERY_S = 0.25
+
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
 
@@ -89,6 +94,9 @@ class Actuation(Protocol):
 class LatencyProbe(Protocol):
     """Whatever measures memcached's latency."""
 
+    def poll(self) -> bool:
+        """Take in what it has measured."""
+
     def p95_us(self, window_s: float) -> float | None:
         """95th percentile over the last window [µs]; None if it saw too little."""
 
@@ -124,7 +132,9 @@ class LiveMachine:
         self._recorder = recorder
         self._guardian = guardian
         self._probe = probe
-        self._probe_window_s = 0.0
+        self._probe_window_s = PROBE_WINDOW_S
+        self._probed_s = -math.inf
+        self._probed_us: float | None = None
         self._started_s = actuator.state.started_s
         self._busy_before = vcpus.read()
         self._row = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 1.0))
@@ -133,6 +143,7 @@ class LiveMachine:
         self._polled_s = self.now_s
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
+        self._wished: Allocation | None = None
 
     @property
     def now_s(self) -> float:
@@ -180,15 +191,12 @@ class LiveMachine:
 
         :param probe_window_s: over how long it wants latency measured; 0 if not at all
         """
-        self._probe_window_s = probe_window_s
+        self._probe_window_s = probe_window_s or PROBE_WINDOW_S
 
     def telemetry(self) -> Telemetry:
         """What the machine shows, as of the last poll."""
         sensor, cpu, requests = self.sensor, self.sensor.cpu, self.sensor.requests
         busy = zip(self._vcpus.read(), self._busy_before, strict=True)
-        p95_us = None
-        if self._probe is not None and self._probe_window_s > 0.0:
-            p95_us = self._probe.p95_us(self._probe_window_s)
         return Telemetry(
             time_s=self._polled_s,
             service=ServiceTelemetry(
@@ -197,7 +205,7 @@ class LiveMachine:
                 run_delay_s=0.0 if cpu is None else cpu.run_delay_s,
                 qps=sensor.qps,
                 cpu_cores=sensor.cpu_cores,
-                p95_us=p95_us,
+                p95_us=self._p95_us(),
             ),
             vcpu_busy_s=tuple(now - before for now, before in busy),
             jobs={
@@ -218,7 +226,9 @@ class LiveMachine:
         row.now_s = self._polled_s
         for index, run in enumerate(self.actuator.jobs.values()):
             row.job_state[index] = int(run.state)
-        wish(row, allocation, self.scenario)
+        if allocation is not self._wished:
+            wish(row, allocation, self.scenario)
+            self._wished = allocation
         row.overruled = 0
         if regulator_on:
             regulate_service(row)
@@ -268,6 +278,8 @@ class LiveMachine:
         if self._guardian is not None:
             self._guardian.beat(now_s)
         self.sensor.poll(now_s)
+        if self._probe is not None:
+            self._probe.poll()
         if self.sensor.who is not None:
             self.actuator.follow(self.sensor.who)
         self.actuator.poll(now_s)
@@ -275,6 +287,15 @@ class LiveMachine:
             if run.state == JobState.PENDING:  # a failed attempt, to be started again
                 self._row.state[index] = int(JobState.PENDING)
                 self._sent = ()
+
+    def _p95_us(self) -> float | None:
+        """What the probe shows, worked out anew a few times a second."""
+        if self._probe is None:
+            return None
+        if self._polled_s - self._probed_s >= PROBE_EVERY_S:
+            self._probed_s = self._polled_s
+            self._probed_us = self._probe.p95_us(self._probe_window_s)
+        return self._probed_us
 
     def _due_s(self, wait_s: float) -> float:
         """When the next poll is due; polls that were missed are left out."""

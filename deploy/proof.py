@@ -17,7 +17,6 @@ MOUNTED_AT = "/proof"
 WRAPPER = """
 proof=$1 events=$2
 shift 2
-echo $$ > "$proof/pid"
 end() { echo "$1" > "$proof/exit"; exit "$1"; }
 trap 'kill "$child"; end 143' TERM
 "$@" < /dev/null &

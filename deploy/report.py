@@ -200,7 +200,11 @@ def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def write(
-    folder: Path, scenario: Scenario, outcome: Outcome, intervals: Sequence[mcperf.Row]
+    folder: Path,
+    scenario: Scenario,
+    outcome: Outcome,
+    intervals: Sequence[mcperf.Row],
+    illustrated: bool = True,
 ) -> dict[str, Any]:
     """
     Write everything.
@@ -209,6 +213,7 @@ def write(
     :param scenario: the problem
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :param illustrated: whether to draw pictures and a page, which takes seconds
     :return: what `report.json` holds
     :raises OSError: if the disk refuses it
     """
@@ -221,7 +226,8 @@ def write(
         for row in intervals:
             times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
             table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
-    illustrate(folder, scenario, report)
+    if illustrated:
+        illustrate(folder, scenario, report)
     return report
 
 

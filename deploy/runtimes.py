@@ -23,8 +23,9 @@ from deploy.service import identify, stat_fields
 from env.allocation import Weight
 from env.scenario import Job
 
-KILL_LIMIT_S = 5.0
+KILL_LIMIT_S = STOP_LIMIT_S = 5.0
 LOG_LINES = 5
+PID_FILE = "pid"
 
 AWAIT_LINE = 'read -r go && exec "$@"'
 """Keeps a process from working before it is where it belongs, and at all if we die meanwhile."""
@@ -148,6 +149,8 @@ class ProcessRuntime:
                 _join(attempt.group, process.pid)
             placement.set_weight(weight)
             placement.set_cores(cores)
+            # Before it works: a loop that takes over must find it.
+            (attempt.folder / PID_FILE).write_text(str(process.pid), encoding="utf-8")
             process.stdin.write(b"go\n")
             process.stdin.close()
         except OSError as error:
@@ -160,6 +163,12 @@ class ProcessRuntime:
         """See `Runtime.pause`."""
         self._signal(instance, signal.SIGSTOP)
         self._signal(instance, signal.SIGSTOP)  # those that were started meanwhile
+        # A process stops when it is next scheduled, which a busy machine may put off.
+        give_up_s = time.monotonic() + STOP_LIMIT_S
+        while not self.paused(instance) and not _is_zombie(instance.pid):
+            if time.monotonic() > give_up_s:
+                raise RuntimeUnavailableError("it does not stop")
+            time.sleep(0.001)
 
     def resume(self, instance: Instance) -> None:
         """See `Runtime.resume`."""
@@ -198,7 +207,7 @@ class ProcessRuntime:
 
     def find(self, attempt: Attempt) -> Instance | None:
         """See `Runtime.find`."""
-        if not (attempt.folder / "pid").exists():
+        if not (attempt.folder / PID_FILE).exists():
             return None
         pid = _recorded_pid(attempt.folder)
         with contextlib.suppress(OSError):
@@ -242,7 +251,7 @@ class ProcessRuntime:
 def _recorded_pid(folder: Path) -> int:
     """The process that an attempt's wrapper is, 0 if it has ended."""
     try:
-        pid = int((folder / "pid").read_text(encoding="utf-8"))
+        pid = int((folder / PID_FILE).read_text(encoding="utf-8"))
         # The number may have gone to somebody else.
         ours = str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):

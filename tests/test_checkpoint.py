@@ -90,9 +90,10 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_environment(path):
     through.begin(4711, np.random.default_rng(1))
     row = np.zeros(direct.factory.observation_size, np.float32)
     policy.reset(SCENARIO)
+    network = MaskedNetwork(read_checkpoint(path).layers)
     for _ in range(400):
         direct.look(row)
-        direct.step(int(policy.network.act(row)), 1.0)
+        direct.step(int(network.act(row)), 1.0)
         through.apply(policy.decide(through.telemetry()))
         through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
         for field in ("now_s", "work_left_s", "service", "cores", "weight", "state", "qps"):

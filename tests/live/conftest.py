@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -66,8 +67,8 @@ def scenario_file(tmp_path: Path) -> Callable[..., Path]:
 
     def write(sharing: bool = True, **commands: list[str]) -> Path:
         jobs = commands or {
-            "dedup": ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "800"],
-            "radix": ["stress-ng", "--matrix", "{threads}", "--matrix-ops", "400"],
+            "dedup": ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "200"],
+            "radix": ["stress-ng", "--matrix", "{threads}", "--matrix-ops", "100"],
         }
         # Without sharing one vCPU is the jobs' own, and nothing else on the machine starves them.
         choices = [[0], [0, 1]] if sharing else [[0]]
@@ -143,13 +144,14 @@ class Deployment:
     def __init__(self, folder: Path, server: memcached.Memcached, *options: str):
         self.state = folder / "state"
         self.report = folder / "report"
+        self.nonce = ""
         self.lines: list[str] = []
         self._rest = b""
         self.process = subprocess.Popen(
             [
                 *(sys.executable, str(ROOT / "deploy.py")),
                 *("--memcached", f"{server.host}:{server.port}"),
-                *("--state", str(self.state), "--report", str(self.report)),
+                *("--state", str(self.state), "--report", str(self.report), "--no-pictures"),
                 *options,
             ],
             cwd=ROOT,
@@ -158,7 +160,7 @@ class Deployment:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def expect(self, pattern: str, limit_s: float = 20.0) -> str:
+    def expect(self, pattern: str, limit_s: float = 30.0) -> str:
         """Wait for a line; fail with everything that came instead."""
         for line in self.lines:
             if re.search(pattern, line):
@@ -169,7 +171,7 @@ class Deployment:
                 return found
         raise AssertionError(f"no line with {pattern!r} in:\n" + "\n".join(self.lines))
 
-    def finish(self, limit_s: float = 40.0) -> int:
+    def finish(self, limit_s: float = 90.0) -> int:
         """Read to the end; the exit code."""
         give_up_s = time.monotonic() + limit_s
         while (left_s := give_up_s - time.monotonic()) > 0 and self._next(left_s) is not None:
@@ -207,6 +209,10 @@ class Deployment:
                 return None
             self._rest += part
         line, self._rest = self._rest.split(b"\n", 1)
+        if not self.nonce:
+            with contextlib.suppress(OSError):
+                state = json.loads((self.state / "state.json").read_text(encoding="utf-8"))
+                self.nonce = state["nonce"]
         self.lines.append(line.decode(errors="replace"))
         return self.lines[-1]
 
@@ -229,9 +235,10 @@ def deploy(tmp_path: Path, server: memcached.Memcached) -> Iterator[Callable[...
         undo.close()
 
 
-def assert_as_found(server: memcached.Memcached) -> None:
-    """memcached may run anywhere again, and no group of ours is left."""
+def assert_as_found(server: memcached.Memcached, run: Deployment) -> None:
+    """memcached may run anywhere again, and no group of the deployment is left."""
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
     assert set(service.affinities(server.pid).values()) == {everywhere}
     mounts = Path("/sys/fs/cgroup")
-    assert [group for job in JOBS for group in mounts.rglob(f"coretide-*-{job}")] == []
+    assert run.nonce
+    assert list(mounts.rglob(f"coretide-{run.nonce}-*")) == []

@@ -1,0 +1,450 @@
+"""
+What the live loop costs and how fast it is, on this machine, with the real engines.
+
+    python -m benchmarks.live --json live.json
+
+Needs two vCPUs, memcached and stress-ng, and root and dockerd for what concerns Docker. Each
+figure is printed beside what was asked for; a machine that is busy with other things shows in them.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import agents
+from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
+from deploy import daemon, images, memcached
+from deploy.actuator import Actuator
+from deploy.deployment import Settings, group_maker, make_runtime, usable_hierarchy
+from deploy.dry_run import DryActuator
+from deploy.keys import load_records
+from deploy.load import Client
+from deploy.loop import GuardedPolicy, Loop, StopRequest
+from deploy.machine import LiveMachine
+from deploy.record import MEMCACHED, Event, Recorder
+from deploy.restore import undo
+from deploy.sensors import ServiceSensor, VcpuClock
+from deploy.service import identify
+from deploy.state import State, StateFolder
+from env.action import edit_table
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.commandline import OneLineParser
+from env.observation import VERSION, feature_count
+from env.scenario import Scenario, load_scenario
+from env.simulator.load import LoadTrace
+from env.telemetry import Telemetry
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ASKED = {
+    "decision_us_p50": 60.0,
+    "decision_us_p99": 200.0,
+    "loop_cpu_pct": 2.0,
+    "agent_rss_mib": 70.0,
+    "start_ms": 500.0,
+    "reaction_ms_p50": 30.0,
+    "reaction_ms_p99": 60.0,
+    "actuate_fast_ms_p50": 1.0,
+    "actuate_docker_ms_p50": 30.0,
+}
+
+JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
+LOW_QPS, HIGH_QPS = 8_000, 60_000
+JUMP_EVERY_S = 1.313
+"""No multiple of the polling period, so that jumps fall anywhere between two polls."""
+
+
+class GrowWithLoad:
+    """memcached gets its largest set while the load is high: what a reaction is measured with."""
+
+    name = "grow-with-load"
+    period_s = 1.0
+    wakes = regulated = True
+    probe_window_s = 0.0
+
+    def reset(self, scenario: Scenario) -> None:
+        """Begin."""
+        self._choices = scenario.service.core_choices
+        self._first = scenario.job_names[0]
+
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """The load alone decides; one job runs beside it, and yields."""
+        high = telemetry.service.qps > (LOW_QPS + HIGH_QPS) / 2
+        job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
+        return Allocation(self._choices[-1 if high else 0], {self._first: job})
+
+
+def two_vcpus(path: Path, command: Sequence[str]) -> Scenario:
+    """
+    A problem for two vCPUs with seven jobs.
+
+    :param path: where it is written
+    :param command: what each job does
+    """
+    jobs = [
+        {
+            "name": name,
+            "image": images.STRESS_IMAGE,
+            "command": list(command),
+            "threads": [1, 2],
+            "memory_mib": 128,
+        }
+        for name in JOBS
+    ]
+    content = {
+        "name": "two-vcpus",
+        "description": "seven jobs that do not end beside memcached on two vCPUs",
+        "profile": "cca-2025",
+        "machine": {"vcpus": 2, "memory_mib": 2048},
+        "service": {"threads": 2, "slo_us": 1000, "core_choices": [[0], [0, 1]]},
+        "jobs": jobs,
+        "load": {"qps_min": 5000, "qps_max": 60000, "interval_s": 5, "duration_s": 600},
+        "control": {"period_s": 0.025, "hold_s": 1.0, "wake_qps": 8000},
+        "regulation": {"service_dwell_s": 0.5},
+    }
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return load_scenario(path)
+
+
+def write_untrained(path: Path, scenario: Scenario, hidden: int = 64) -> Path:
+    """
+    A checkpoint as training exports it, of a network that has learned nothing.
+
+    :param path: where
+    :param scenario: whose observations and actions it has
+    :param hidden: width of its two hidden layers
+    """
+    table, width = edit_table(scenario), feature_count(scenario)
+    metadata = {
+        "format": FORMAT,
+        "observation_version": VERSION,
+        "scenario": scenario.name,
+        "features": width,
+        "actions": [table.describe(edit) for edit in range(len(table))],
+        "job_work_s": dict.fromkeys(scenario.job_names, 10.0),
+    }
+    rng = np.random.default_rng(3)
+    arrays: dict[str, Any] = {}
+    sizes = [width, hidden, hidden, len(table)]
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        arrays[f"weight_{layer}"] = rng.normal(size=(outputs, inputs)).astype(np.float32)
+        arrays[f"bias_{layer}"] = np.zeros(outputs, np.float32)
+    buffer = BytesIO()
+    np.savez(buffer, **arrays)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(METADATA_ENTRY, json.dumps(metadata))
+        archive.writestr(WEIGHTS_ENTRY, buffer.getvalue())
+    return path
+
+
+# --- one figure after the other -----------------------------------------------------------------
+
+
+def decisions(server: memcached.Memcached, folder: Path, count: int) -> dict[str, float]:
+    """
+    The shipped policy on the course's scenario, with this machine's readings; nothing is done.
+
+    :param server: memcached
+    :param folder: for the records
+    :param count: how many decisions, a period apart
+    """
+    scenario = load_scenario("cca-2025")
+    policy = agents.make("best.zip")
+    policy.reset(scenario)
+    state = State("0", scenario.name, "process", "", time.monotonic())
+    decided, sensed = [], []
+    with contextlib.ExitStack() as stack:
+        sensor = ServiceSensor(server.host, server.port)
+        stack.callback(sensor.close)
+        vcpus = VcpuClock(scenario.machine.vcpus, None)
+        stack.callback(vcpus.close)
+        recorder = Recorder(folder, scenario, state.started_s)
+        stack.callback(recorder.close)
+        stack.enter_context(contextlib.redirect_stdout(None))
+        machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+        guarded = GuardedPolicy(policy, scenario, recorder)
+        for _ in range(count):
+            machine.advance(machine.now_s)
+            before = time.perf_counter()
+            machine.poll()
+            telemetry, stale = machine.telemetry(), machine.stale
+            between = time.perf_counter()
+            machine.apply(guarded.decide(telemetry, stale), guarded.regulated)
+            decided.append(time.perf_counter() - between)
+            sensed.append(between - before)
+    figures = percentiles("decision_us", [1e6 * one for one in decided[count // 10 :]])
+    return figures | percentiles("sensing_us", [1e6 * one for one in sensed[count // 10 :]])
+
+
+def reactions(server: memcached.Memcached, folder: Path, jumps: int) -> dict[str, float]:
+    """
+    From the moment the load jumps at memcached to all its threads on more vCPUs.
+
+    :param server: memcached
+    :param folder: for state and records
+    :param jumps: how many
+    """
+    scenario = two_vcpus(folder / "two.yaml", ["stress-ng", "--cpu", "{threads}"])
+    moved_s: list[float] = []
+
+    def listen(event: Event) -> None:
+        if event.job == MEMCACHED and event.what == "update_cores" and len(event.cores) > 1:
+            moved_s.append(time.monotonic())
+
+    with _machine(server, scenario, folder, "process", None, listen) as (machine, recorder):
+        trace = LoadTrace((LOW_QPS, HIGH_QPS) * jumps, JUMP_EVERY_S)
+        client = Client(server.host, server.port, trace, max(os.sched_getaffinity(0)))
+        try:
+            stop = StopRequest()
+            loop = Loop(machine, GrowWithLoad(), recorder, stop)
+            until_s = client.start_s + JUMP_EVERY_S * len(trace.targets)
+            while time.monotonic() < until_s:
+                loop.step()
+        finally:
+            client.stop()
+    jumped_s = [client.start_s + (2 * jump + 1) * JUMP_EVERY_S for jump in range(jumps)]
+    taken = [
+        next(
+            (moved - jump for moved in moved_s if 0.0 <= moved - jump < JUMP_EVERY_S), JUMP_EVERY_S
+        )
+        for jump in jumped_s
+    ]
+    return percentiles("reaction_ms", [1e3 * one for one in taken])
+
+
+def actuations(
+    server: memcached.Memcached, folder: Path, url: str | None, count: int
+) -> dict[str, float]:
+    """
+    How long changes take: written directly, and through Docker.
+
+    :param server: memcached
+    :param folder: for state and records
+    :param url: a Docker daemon; plain processes are moved if there is none
+    :param count: how many of each
+    """
+    scenario = two_vcpus(folder / "two.yaml", ["sleep", "600"])
+    runtime = "docker" if url else "process"
+    fast, slow = [], []
+    with _machine(server, scenario, folder, runtime, url, None) as (machine, _):
+        actuator = machine.actuator
+        assert isinstance(actuator, Actuator)
+        job = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
+        actuator.apply(Allocation((0,), {JOBS[0]: job}))
+        run = actuator.jobs[JOBS[0]]
+        while run.instance is None:
+            machine.advance(machine.now_s)
+        for turn in range(count):
+            cores, weight = ((0, 1), Weight.BACKGROUND) if turn % 2 else ((1,), Weight.NORMAL)
+            moved = JobAllocation(JobState.RUNNING, cores, weight, 1)
+            before = time.perf_counter()
+            actuator.apply(Allocation((0, 1) if turn % 2 else (0,), {JOBS[0]: moved}))
+            fast.append(1e3 * (time.perf_counter() - before))
+            time.sleep(0.005)
+        make = make_runtime(
+            actuator.state, _settings(server, folder, runtime, url), usable_hierarchy()
+        )
+        # A job that yields must be let run to be frozen.
+        actuator.apply(Allocation((0,), {JOBS[0]: job}))
+        for turn in range(count // 5):
+            before = time.perf_counter()
+            (make.resume if turn % 2 else make.pause)(run.instance)
+            slow.append(1e3 * (time.perf_counter() - before))
+    name = "actuate_docker_ms" if url else "actuate_signal_ms"
+    return percentiles("actuate_fast_ms", fast) | percentiles(name, slow)
+
+
+def whole_process(
+    server: memcached.Memcached, folder: Path, url: str | None, seconds: float
+) -> dict[str, float]:
+    """
+    `deploy.py` as it runs: from its start to its first change, its CPU time and its memory.
+
+    The guardian is counted; jobs, probe and live view are not.
+
+    :param server: memcached
+    :param folder: for state and records
+    :param url: a Docker daemon; jobs are plain processes if there is none
+    :param seconds: how long its CPU time is watched
+    """
+    scenario = two_vcpus(folder / "two.yaml", ["sleep", "600"])
+    options = ["--checkpoint", str(write_untrained(folder / "new.zip", scenario))]
+    options += ["--scenario", str(folder / "two.yaml"), "--report", str(folder / "report")]
+    options += ["--memcached", f"{server.host}:{server.port}", "--state", str(folder / "state")]
+    options += ["--docker", url] if url else ["--runtime", "process"]
+    before_s = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "deploy.py"), *options], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        _await_line(process, b"update_cores")
+        started_s = time.monotonic()
+        trace = LoadTrace((20_000,) * 600, 1.0)
+        client = Client(server.host, server.port, trace, max(os.sched_getaffinity(0)))
+        try:
+            time.sleep(2.0)
+            ours = [process.pid, *_forks_of(process.pid)]
+            used_s, began_s = sum(map(_cpu_s, ours)), time.monotonic()
+            time.sleep(seconds)
+            used_s, took_s = sum(map(_cpu_s, ours)) - used_s, time.monotonic() - began_s
+            resident = sum(map(_rss_mib, ours))
+        finally:
+            client.stop()
+    finally:
+        process.terminate()
+        process.communicate()
+    return {
+        "start_ms": 1e3 * (started_s - before_s),
+        "loop_cpu_pct": 100.0 * used_s / took_s,
+        "agent_rss_mib": resident,
+    }
+
+
+# --- helpers ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _machine(
+    server: memcached.Memcached,
+    scenario: Scenario,
+    folder: Path,
+    runtime: str,
+    url: str | None,
+    listener: Any,
+) -> Iterator[tuple[LiveMachine, Recorder]]:
+    """A machine of our own making, undone afterwards."""
+    states = StateFolder(folder / "state")
+    state = State("bench", scenario.name, runtime, url or "", time.monotonic())
+    sensor = ServiceSensor(server.host, server.port)
+    vcpus = VcpuClock(scenario.machine.vcpus, None)
+    recorder = Recorder(folder / "records", scenario, state.started_s, listener)
+    hierarchy = usable_hierarchy()
+    jobs = make_runtime(state, _settings(server, folder, runtime, url), hierarchy)
+    groups = group_maker(state, hierarchy, server.pid)
+    actuator = Actuator(scenario, jobs, states, state, groups, recorder)
+    actuator.follow(identify(server.pid))
+    try:
+        yield LiveMachine(scenario, actuator, sensor, vcpus, recorder), recorder
+    finally:
+        actuator.close()
+        faults = undo(state, states, jobs, hierarchy)
+        recorder.close()
+        sensor.close()
+        vcpus.close()
+        states.clear()
+        if faults:
+            raise RuntimeError("; ".join(faults))
+
+
+def _settings(server: memcached.Memcached, folder: Path, runtime: str, url: str | None) -> Settings:
+    return Settings(server.host, server.port, runtime, url, False, folder / "state", folder)
+
+
+def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    """
+    Median and 99th percentile.
+
+    :param name: what the two keys begin with
+    :param values: at least one
+    """
+    p50, p99 = np.percentile(values, [50, 99])
+    return {f"{name}_p50": float(p50), f"{name}_p99": float(p99)}
+
+
+def _await_line(process: subprocess.Popen[bytes], text: bytes, limit_s: float = 30.0) -> None:
+    assert process.stdout is not None
+    seen, give_up_s = b"", time.monotonic() + limit_s
+    while text not in seen and time.monotonic() < give_up_s:
+        if select.select([process.stdout], [], [], 0.5)[0]:
+            part = os.read(process.stdout.fileno(), 65536)
+            if not part:
+                raise RuntimeError(f"deploy.py ended early: {seen.decode(errors='replace')}")
+            seen += part
+
+
+def _forks_of(parent: int) -> list[int]:
+    """Children that are forks of it: its jobs are programs of their own."""
+    line = Path(f"/proc/{parent}/cmdline").read_bytes()
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()
+    return [int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == line]
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of all threads, to the nanosecond."""
+    used = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        used += int((task / "schedstat").read_text(encoding="utf-8").split()[0])
+    return used * 1e-9
+
+
+def _rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(prog="python -m benchmarks.live", description=__doc__.splitlines()[1])
+    line.add_argument("--json", type=Path, help="write the figures there")
+    line.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure everything.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    scale = 0.1 if arguments.quick else 1.0
+    figures: dict[str, float] = {}
+    with contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp")))
+        url = None
+        if daemon.can_start():
+            import docker
+
+            running = stack.enter_context(daemon.running(base / "d"))
+            url = running.url
+            client = docker.DockerClient(base_url=url)
+            images.ensure_stress_image(client)
+            client.close()
+        server = stack.enter_context(memcached.running(threads=2))
+        load_records(server.host, server.port)
+        steps = [
+            lambda folder: decisions(server, folder, int(400 * scale)),
+            lambda folder: whole_process(server, folder, url, 15.0 * max(scale, 0.2)),
+            lambda folder: actuations(server, folder, url, int(200 * scale)),
+            lambda folder: reactions(server, folder, int(40 * scale)),
+        ]
+        for number, step in enumerate(steps):
+            folder = base / str(number)
+            folder.mkdir(mode=0o700)
+            found = step(folder)
+            figures |= found
+            for name, value in found.items():
+                asked = f"   asked: at most {ASKED[name]:g}" if name in ASKED else ""
+                print(f"{name:24} {value:10.3f}{asked}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} vCPUs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The parts of the live side one by one: sensors, the guard around a policy, the actuator."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from agents.policy import Controller
+from deploy import service
+from deploy.actuator import Actuator
+from deploy.deployment import group_maker, usable_hierarchy
+from deploy.loop import GuardedPolicy
+from deploy.record import Recorder
+from deploy.restore import undo
+from deploy.runtimes import ProcessRuntime
+from deploy.sensors import ServiceSensor, StatsConnection, VcpuClock
+from deploy.state import State, StateFolder
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import load_scenario
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+from tests.live.conftest import needs_groups
+
+STATS = (
+    b"STAT pid 1\r\nSTAT threads 2\r\n"
+    b"STAT cmd_get %d\r\nSTAT cmd_set 0\r\nSTAT cmd_touch 0\r\nEND\r\n"
+)
+
+LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
+
+
+def polled(sensor, seconds, until=lambda: False):
+    """Ask and poll for a while, a few times a period."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s and not until():
+        sensor.ask(time.monotonic())
+        time.sleep(0.004)
+        sensor.poll(time.monotonic())
+
+
+def test_the_sensor_counts_requests_and_cpu_time(server):
+    sensor = ServiceSensor(server.host, server.port)
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    with socket.create_connection((server.host, server.port)) as client:
+        for _ in range(300):
+            client.sendall(b"get nothing\r\n")
+            client.recv(100)
+    polled(sensor, 2.0, lambda: sensor.requests.count >= 300)
+    assert sensor.who == service.identify(server.pid)
+    assert sensor.requests.count == 300
+    assert 0.0 < sensor.cpu.cpu_s < 1.0
+    assert sensor.age_s(time.monotonic()) < 0.5
+    sensor.close()
+
+
+class Impostor:
+    """Listens like memcached and answers as it is told."""
+
+    def __init__(self, *answers):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self._answers = list(answers)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                while connection.recv(100):
+                    connection.sendall(self._answers.pop(0) if self._answers else b"")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\x00\xff garbage",
+        b"STAT pid none\r\nSTAT threads 2\r\nSTAT cmd_get x\r\nEND\r\n",
+        b"END\r\n",
+        STATS % 5,
+        b"x" * 100_000,
+    ],
+)
+def test_an_answer_that_makes_no_sense_or_never_comes_is_no_reading(answer):
+    """A pid that is no memcached of this port is not believed either."""
+    impostor = Impostor(*[answer] * 100)
+    sensor = ServiceSensor("127.0.0.1", impostor.port)
+    polled(sensor, 0.3)
+    assert sensor.who is None
+    assert sensor.age_s(time.monotonic()) == float("inf")
+    sensor.close()
+    impostor.listener.close()
+
+
+def test_a_counter_that_goes_back_gives_no_rate():
+    impostor = Impostor(*[STATS % count for count in (1000, 1500, 20, 70)])
+    sensor = ServiceSensor("127.0.0.1", impostor.port)
+    counts, rates = [], []
+    for _ in range(300):
+        sensor.stats.ask(time.monotonic())
+        time.sleep(0.004)
+        reading = sensor.stats.receive()
+        if reading is not None:
+            sensor._count(reading)
+            counts.append(sensor.requests.count)
+            rates.append(sensor.qps)
+        if len(counts) == 4:
+            break
+    assert counts == [0, 500, 500, 550]
+    assert min(rates) >= 0.0
+    sensor.close()
+    impostor.listener.close()
+
+
+def test_reading_never_waits(server):
+    """memcached that is stopped answers nothing; a poll still takes no time."""
+    connection = StatsConnection(server.host, server.port)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        worst = 0.0
+        for _ in range(50):
+            before = time.perf_counter()
+            connection.ask(time.monotonic())
+            assert connection.receive() is None
+            worst = max(worst, time.perf_counter() - before)
+        assert worst < 0.1
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        connection.close()
+
+
+def test_busy_time_of_the_vcpus_grows_with_work():
+    clock = VcpuClock(1, None)
+    before = sum(clock.read())
+    end_s = time.monotonic() + 0.2
+    while time.monotonic() < end_s:
+        pass
+    assert sum(clock.read()) >= before
+    clock.close()
+
+
+# --- the guard ---
+
+
+class Misbehaving(Controller):
+    """A policy that does what a test tells it to."""
+
+    def __init__(self, behaviour):
+        self.name, self.period_s, self.probe_window_s = "misbehaving", 0.1, 0.0
+        self._behaviour = behaviour
+
+    def decide(self, telemetry):
+        return self._behaviour(telemetry)
+
+
+def looking_like(scenario, time_s=1.0):
+    applied = Allocation((0, 1), {name: JobAllocation(threads=1) for name in scenario.job_names})
+    jobs = {name: JobTelemetry(JobState.PENDING, 0.0) for name in scenario.job_names}
+    return Telemetry(time_s, ServiceTelemetry(0, 0, 0, 0, 0), (0.0, 0.0), jobs, applied)
+
+
+def raises(telemetry):
+    raise ZeroDivisionError("oh")
+
+
+def late(telemetry):
+    time.sleep(5.0)
+
+
+def spins(telemetry):
+    while True:
+        pass
+
+
+def illegal(telemetry):
+    return Allocation(())
+
+
+def not_a_number(telemetry):
+    return Allocation((0,), {"dedup": JobAllocation(JobState.RUNNING, (float("nan"),), threads=1)})
+
+
+def nothing(telemetry):
+    return None
+
+
+@pytest.mark.parametrize("behaviour", [raises, late, spins, illegal, not_a_number, nothing])
+def test_whatever_a_policy_does_wrong_the_fallback_decides_at_once(
+    scenario_file, tmp_path, behaviour
+):
+    scenario = load_scenario(scenario_file())
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    guarded = GuardedPolicy(Misbehaving(behaviour), scenario, recorder)
+    before = time.monotonic()
+    allocation = guarded.decide(looking_like(scenario), "")
+    assert time.monotonic() - before < 2.0
+    assert allocation.validate(scenario).service_cores == (0, 1)
+    assert guarded.regulated
+    said = [event.detail for event in recorder.recent if "the fallback decides" in event.detail]
+    assert len(said) == 1
+    recorder.close()
+
+
+def test_a_policy_gets_three_chances(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    asked = []
+
+    def count(telemetry):
+        asked.append(telemetry.time_s)
+        raise ValueError("no")
+
+    guarded = GuardedPolicy(Misbehaving(count), scenario, recorder)
+    for second in range(60):
+        guarded.decide(looking_like(scenario, float(second)), "")
+    assert len(asked) == 3
+    recorder.close()
+
+
+def test_stale_telemetry_is_for_the_fallback_and_only_while_it_lasts(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    guarded = GuardedPolicy(Misbehaving(lambda telemetry: Allocation((0,))), scenario, recorder)
+    assert guarded.decide(looking_like(scenario), "too old").service_cores == (0, 1)
+    assert guarded.decide(looking_like(scenario), "").service_cores == (0,)
+    recorder.close()
+
+
+# --- the actuator ---
+
+
+@needs_groups
+def test_a_thousand_random_changes_end_in_what_was_wanted(server, scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file(dedup=LONG, radix=LONG))
+    folder = StateFolder(tmp_path / "state")
+    state = State("thousand", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path / "report", scenario, state.started_s)
+    hierarchy, runtime = usable_hierarchy(), ProcessRuntime()
+    groups = group_maker(state, hierarchy, server.pid)
+    actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
+    actuator.follow(service.identify(server.pid))
+    rng = random.Random(11)
+    cores = [(0,), (1,), (0, 1)]
+    wanted = Allocation((0,))
+    try:
+        for _ in range(1000):
+            jobs = {
+                name: JobAllocation(
+                    JobState(rng.choice([JobState.RUNNING, JobState.PAUSED])),
+                    rng.choice(cores),
+                    rng.choice(list(Weight)),
+                    1,
+                    rng.choice([None, 0.5]),
+                )
+                for name in scenario.job_names
+            }
+            wanted = Allocation(rng.choice(cores), jobs)
+            actuator.apply(wanted)
+            actuator.poll(time.monotonic() - state.started_s)
+        for name in scenario.job_names:  # a job that never ran cannot be paused
+            actuator.jobs[name].wanted = jobs[name]
+        end_s = time.monotonic() + 20.0
+        while not all(run.settled for run in actuator.jobs.values()):
+            assert time.monotonic() < end_s
+            actuator.poll(time.monotonic() - state.started_s)
+            time.sleep(0.005)
+        assert actuator.in_force() == wanted
+    finally:
+        actuator.close()
+        assert undo(state, folder, runtime, hierarchy) == []
+        recorder.close()
