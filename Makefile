@@ -23,8 +23,8 @@ help:  ## show this list
 
 setup: $(STAMP)  ## install what the lock file names into .venv
 
-demo: setup  ## train and run a small policy end to end
-	$(PY) -m training.demo
+demo: setup  ## measure this machine, deploy on it, compare with a published rule
+	$(SUDO) $(PY) -m deploy.demo
 
 test: lint  ## lint, check the types and run the tests
 	$(PY) -m pytest
@@ -50,7 +50,7 @@ lock: $(UV_STAMP)  ## write the lock files anew from pyproject.toml
 	$(COMPILE) $(LOCK_FLAGS) --constraint requirements.lock --output-file requirements-agent.lock
 
 clean:  ## remove .venv, caches and outputs
-	rm -rf $(VENV) build dist runs demo bench.json *.egg-info .numba*
+	rm -rf $(VENV) build dist runs demo report bench.json *.egg-info .numba*
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -exec rm -rf {} +
 

@@ -1,7 +1,7 @@
 """
 The shipped policy beside the reference controllers, on the course's own trace.
 
-    make demo
+    python -m training.demo
 
 Runs every policy three times, as the course asks, on mcperf's dynamic load with seed 2333 and
 10 s intervals; prints the table and writes one picture per policy into `demo/`.
