@@ -14,7 +14,9 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from env.errors import InputError
 from training.findings import ALONE, CALM, SOURCES, STRAINED, Queueing
@@ -117,7 +119,7 @@ def plot_latency(points: pd.DataFrame, by: str, slo_us: float, title: str, path:
             capsize=2,
         )
     axes.axhline(slo_us / 1e3, color="#777777", linestyle="--", linewidth=1.0)
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.set_xlabel("load served [1000 requests/s]")
     axes.set_ylabel("p95 latency [ms]")
     axes.set_xlim(left=0.0)
@@ -127,6 +129,14 @@ def plot_latency(points: pd.DataFrame, by: str, slo_us: float, title: str, path:
     axes.legend(fontsize="small", ncols=2)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis whose ticks are plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
 def plot_normalised(table: pd.DataFrame, title: str, path: Path) -> None:
@@ -218,7 +228,7 @@ def plot_queueing(analysis: Queueing, path: Path) -> None:
             markersize=3,
             label=comparison.model.name,
         )
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.set_xlabel("throughput [1000 requests/s]")
     axes.set_ylabel("mean response time [us]")
     axes.set_title(analysis.name)

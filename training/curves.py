@@ -27,7 +27,15 @@ from training.report import mean_and_ci95
 FloatArray = npt.NDArray[np.float64]
 
 CLEAR_KNEE = 1.6  # a plateau this much over the calm level; two fast vCPUs stay under it
-QUANTITIES = ("achieved_qps", "avg_us", "p50_us", "p95_us", "p99_us", "cpu_util_pct")
+QUANTITIES = (
+    "achieved_qps",
+    "avg_us",
+    "p50_us",
+    "p95_us",
+    "p99_us",
+    "cpu_util_pct",
+    "beside_cores",
+)
 
 
 def average(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -17,6 +17,8 @@ from training.characterise_report import (
     plot_speedups,
     write_page,
 )
+from training.curves import trusted
+from training.factorial import analyse, from_table
 from training.findings import (
     ALONE,
     SOURCES,
@@ -79,6 +81,10 @@ def write_report(
         section.lines += [comparison.verdict() for comparison in analysis.comparisons]
         section.tables.append(analysis.rows())
     section.lines += _bottlenecks(latency)
+    effects = _effects(latency, section.lines)
+    if len(effects):
+        tables["factorial"] = effects
+        section.tables.append(effects)
     tables["queueing"] = pd.concat([a.rows() for a in analyses]) if analyses else pd.DataFrame()
     sections.append(section)
     sections.append(Section("Changing and reading the machine", tables=[actuation]))
@@ -86,13 +92,9 @@ def write_report(
     for name, table in tables.items():
         table.to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     write_page(f"{scenario.name}: this machine", sections, out / "report.html")
-    return [*sections[0].lines, *section_lines(sections)]
-
-
-def section_lines(sections: list[Section]) -> list[str]:
-    """What is worth saying on the terminal: sharing and the bottleneck."""
     lines = [line for section in sections for line in section.lines]
-    return [line for line in lines if line.startswith(("beside", "bottleneck"))]
+    told = [line for line in lines if line.startswith(("beside", "bottleneck"))]
+    return [*sections[0].lines, *told]
 
 
 def margins(points: pd.DataFrame) -> pd.DataFrame:
@@ -100,13 +102,15 @@ def margins(points: pd.DataFrame) -> pd.DataFrame:
     How well each point is known.
 
     :param points: what `training.findings.curves` made
-    :return: mean p95 and load, half the width of their 95 % intervals, and p95's over its mean
+    :return: mean p95 and load, half the width of their 95 % intervals, p95's over its mean, and
+        what ran beside got [vCPUs]
     """
     table = points[["threads", "cores", "beside", "target_qps", "n"]].copy()
     for name in ("p95_us", "achieved_qps"):
         table[name] = points[name]
         table[f"{name}_ci"] = points[f"{name}_ci"]
     table["margin"] = points["p95_us_ci"] / points["p95_us"]
+    table["beside_cores"] = points["beside_cores"]
     return table
 
 
@@ -171,6 +175,23 @@ def _bottlenecks(latency: pd.DataFrame) -> list[str]:
         }
         lines.append(f"bottleneck with {threads} threads on {cores} vCPUs: {bottleneck(use)}.")
     return lines
+
+
+def _effects(latency: pd.DataFrame, lines: list[str]) -> pd.DataFrame:
+    """2^2 r analysis of memcached's threads and vCPUs on its throughput at saturation."""
+    alone = latency[latency["beside"] == ALONE]
+    top = alone.groupby(["threads", "cores"])["target_qps"].transform("max")
+    full = trusted(alone[alone["target_qps"] == top], ["threads", "cores"])
+    factors = ["threads", "cores"]
+    try:
+        result = analyse(factors, from_table(full, factors, "achieved_qps"))
+    except ValueError:  # not every combination was measured twice
+        return pd.DataFrame()
+    lines.append("Threads and vCPUs on throughput past saturation [1/s], as a 2^2 r experiment:")
+    lines += result.checks()
+    rows = [(e.name, e.value, e.low, e.high, e.share) for e in result.effects]
+    rows.append(("errors", np.nan, np.nan, np.nan, result.error_share))
+    return pd.DataFrame(rows, columns=["effect of", "value", "low", "high", "of variation"])
 
 
 def _jobs(

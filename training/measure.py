@@ -65,7 +65,7 @@ class Mode:
 
 
 QUICK = Mode("quick", Timing(0.6, 0.2), (2, 2), 1, True, 20.0, (), (), False)
-FULL = Mode("full", Timing(2.0, 0.5), (3, 10), 5, False, 900.0, tuple(SOURCES), (1, 2), True)
+FULL = Mode("full", Timing(1.0, 0.3), (3, 8), 2, False, 900.0, tuple(SOURCES), (1, 2), True)
 
 
 @dataclass(frozen=True)
@@ -213,18 +213,16 @@ class Campaign:
         """What memcached is measured in, the most important first."""
         own = self.scenario.service.threads
         choices = self.scenario.service.core_choices
-        one = choices[0][:1]
-        sets = [one, *(cores for cores in choices if len(cores) > 1)]
-        for cores in sets:
-            yield Arrangement(own, cores)
-        yield Arrangement(own, one, "cpu", BACKGROUND)
-        yield Arrangement(own, one, "cpu", EQUAL)
-        for threads in self.mode.thread_counts:
-            if threads != own:
-                for cores in sets:
+        one = self._one_core()
+        counts = [own, *(threads for threads in self.mode.thread_counts if threads != own)]
+        for threads in counts:
+            yield Arrangement(threads, one)
+            yield Arrangement(threads, one, "cpu", BACKGROUND)
+            yield Arrangement(threads, one, "cpu", EQUAL)
+        for threads in counts:
+            for cores in choices:
+                if len(cores) > 1:
                     yield Arrangement(threads, cores)
-                yield Arrangement(threads, one, "cpu", BACKGROUND)
-                yield Arrangement(threads, one, "cpu", EQUAL)
         for source in self.mode.sources:
             if source != "cpu":
                 yield Arrangement(own, one, source, EQUAL)
