@@ -152,6 +152,7 @@ def deploy(policy: str, problem: str, url: str, folder: Path) -> None:
     :param problem: the scenario's name or file
     :param url: the Docker daemon's address
     :param folder: of the run's report
+    :raises InputError: if the jobs are not done in time
     """
     scenario = load_scenario(problem)
     shutil.rmtree(folder, ignore_errors=True)
@@ -170,8 +171,22 @@ def deploy(policy: str, problem: str, url: str, folder: Path) -> None:
         try:
             process.wait(RUN_S)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait(END_S)
+            _give_up(process, [sys.executable, "deploy.py", "--restore", "--state", state])
+            raise InputError(
+                f"under {policy} the jobs were not done within {RUN_S:.0f} s: the machine is too "
+                f"slow, or busy with other things; {folder}/deploy.txt has what happened"
+            ) from None
+
+
+def _give_up(deployment: subprocess.Popen[bytes], restore: list[str]) -> None:
+    """Have the machine put right, by the deployment itself or after its end."""
+    deployment.terminate()
+    try:
+        deployment.wait(END_S)
+    except subprocess.TimeoutExpired:
+        deployment.kill()
+        deployment.wait()
+        subprocess.run(restore, check=False)
 
 
 @contextlib.contextmanager
