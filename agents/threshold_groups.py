@@ -35,7 +35,8 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     has 2 vCPUs and the jobs the 2 others, else 1 and 3. Jobs run in three groups, the next one
     when the last job of the one before has ended: canneal (3 threads), blackscholes (2) and
     dedup (1); ferret (3), vips (1) and radix (1); freqmine (3). Long jobs use all batch vCPUs,
-    blackscholes two, the short ones one and the same. On a machine so small that memcached holds
+    blackscholes two, the short ones one and the same. Its logs show all jobs on all batch vCPUs:
+    `threshold-groups-as-run` does the same. On a machine so small that memcached holds
     all of it then, the jobs pause.
     """
 

@@ -194,7 +194,12 @@ class Regulation(_Part):
 
 
 class Delays(_Part):
-    """Actuation and sensing delays that replace the profile's measured ones (seconds)."""
+    """
+    Actuation and sensing delays that replace the profile's measured ones (seconds).
+
+    With `docker_moves` a job's vCPUs, weight and quota change by calls to Docker, one after
+    another, as in the published controllers, and are not written directly.
+    """
 
     api_latency_median_s: PositiveFloat | None = None
     api_latency_p90_s: PositiveFloat | None = None
@@ -202,6 +207,7 @@ class Delays(_Part):
     fast_latency_s: PositiveFloat | None = None
     container_start_s: PositiveFloat | None = None
     sensor_noise: PositiveFloat | None = None
+    docker_moves: bool = False
 
 
 class Scenario(_Part):

@@ -472,6 +472,31 @@ def test_vcpus_and_weights_are_written_directly(rig: Rig) -> None:
     assert rig.row["actuations"] == before + 3  # nothing that is already true
 
 
+def test_published_controllers_move_jobs_by_calls_to_docker() -> None:
+    slow = EpisodeFactory(
+        SCENARIO.with_changes(
+            delays={
+                "docker_moves": True,
+                **{name: 1.0 for name in HOST_FIELDS if name.startswith("api_latency")},
+            }
+        )
+    )
+    rig = Rig(slow)
+    rig.begin(1, [20_000.0])
+    wanted = dict.fromkeys(("ferret", "vips"), (RUNNING, (1, 2, 3), NORMAL))
+    rig.wish((0,), **wanted)
+    kernel.advance(rig.row, rig.targets, 10.0)
+    rig.wish((0, 1), **dict.fromkeys(wanted, (RUNNING, (2, 3), NORMAL)))
+    kernel.advance(rig.row, rig.targets, 10.1)
+    jobs = [SCENARIO.job_names.index(name) for name in wanted]
+    assert rig.row["true_service"] == 0b0011  # memcached's own move is direct
+    assert (rig.row["true_cores"][jobs] == 0b1110).all()  # and the jobs are still there
+    first, second = rig.row["move_lands_s"][jobs]
+    assert second - first >= 0.25  # one call after the other, a quarter of the median at least
+    kernel.advance(rig.row, rig.targets, 14.0)
+    assert (rig.row["true_cores"][jobs] == 0b1100).all()
+
+
 def test_quotas_are_written_directly_and_come_with_the_launch(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")

@@ -7,7 +7,7 @@ from training import faithfulness, leaderboard
 
 def board(tmp_path, *line):
     page, figures = tmp_path / "board.md", tmp_path / "board.json"
-    leaderboard.main(["--out", str(page), "--json", str(figures), *line])
+    leaderboard.main(["--out", str(page), "--json", str(figures), "--no-bound", *line])
     return page.read_text(), json.loads(figures.read_text())
 
 
@@ -46,14 +46,38 @@ def test_those_who_did_not_finish_come_last():
     assert sorted(entries, key=leaderboard._rank) == [entries[2], entries[1], entries[0]]
 
 
+def test_the_gap_to_the_bound_and_to_the_best_schedule_found():
+    bound = {"lower_s": {"mean": 500.0}, "search_s": {"mean": 600.0, "found": 2}}
+    entry = {
+        "name": "one",
+        "makespan_s": {"mean": 660.0, "ci95": None},
+        "violation_ratio": {"mean": 0.0, "max": 0.0},
+        "completed": 2,
+        "runs": [0, 0],
+        "actuations_per_min": 1.0,
+    }
+    assert "| 32.0 / 10.0 |" in leaderboard._row(entry, bound)
+    assert leaderboard._gaps(660.0, bound | {"search_s": {"mean": None}}) == "32.0 / -"
+    assert "No schedule beats 500.0 s" in leaderboard._bound_line(bound, 2)
+
+
 def test_faithfulness_writes_every_case(tmp_path, monkeypatch):
-    monkeypatch.setattr(faithfulness, "CASES", faithfulness.CASES[6:8])
+    hysteresis = next(case for case in faithfulness.CASES if case.policy == "hysteresis-pause")
+    background = next(case for case in faithfulness.CASES if case.policy == "shared-background")
+    monkeypatch.setattr(faithfulness, "CASES", (hysteresis, background))
+    monkeypatch.setattr(faithfulness, "PRM_CASES", faithfulness.PRM_CASES[:2])
     page, figures = tmp_path / "faith.md", tmp_path / "faith.json"
     faithfulness.main(["--out", str(page), "--json", str(figures), "--episodes", "2"])
     rows = json.loads(figures.read_text())
-    assert [row["policy"] for row in rows] == ["hysteresis-pause", "shared-background"]
+    assert [row["policy"] for row in rows] == [
+        "hysteresis-pause",
+        "shared-background",
+        "intel-prm",
+        "hybrid-prm",
+    ]
     assert "hysteresis-pause (cca-2025)" in page.read_text()
-    for row in rows:
+    assert "By throughput the simulated order is the same as the measured one." in page.read_text()
+    for row in rows[:2]:
         low, high = row["simulated"]["makespan_range_s"]
         assert low <= high
         assert row["simulated"]["completed"] == 2

@@ -28,6 +28,7 @@ from env.commandline import OneLineParser, number, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
+from training.bound import bound_report
 from training.commandline import read_profile
 from training.episodes import run_episodes, starts_from
 from training.plots import PALETTE
@@ -43,7 +44,7 @@ CHECKPOINT = Path("checkpoints/best.zip")
 SCENARIOS = ("cca-2025", "cca-2024")
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0)
 # What a published controller really did, for docs/faithfulness.md; no peer of the others.
-NOT_RANKED = ("stats-poll-packed-as-run",)
+NOT_RANKED = ("stats-poll-packed-as-run", "threshold-groups-as-run")
 PACKAGES = ("coretide", "numpy", "numba")
 
 
@@ -93,18 +94,32 @@ def measure(cell: Cell) -> dict[str, Any]:
     return policy_report(policy.name, runs)
 
 
+def bounds(cell: Cell) -> dict[str, Any]:
+    """
+    How far the best possible is on the cell's traces; see `training.bound.bound_report`.
+
+    :param cell: whose scenario, interval and traces
+    """
+    factory = factory_of(cell.scenario, cell.interval_s)
+    return bound_report(factory, starts_from(cell.entropy, cell.episodes))
+
+
 def ranked_policies() -> list[str]:
     """Every shipped policy that is a peer of the others, the trained one first."""
     shipped = [str(CHECKPOINT)] if CHECKPOINT.is_file() else []
     return shipped + [name for name in agents.names() if name not in NOT_RANKED]
 
 
-def measure_all(cells: Sequence[Cell], workers: int) -> dict[Cell, dict[str, Any]]:
+def measure_all(
+    cells: Sequence[Cell], tables: Sequence[Cell], workers: int
+) -> tuple[dict[Cell, dict[str, Any]], dict[tuple[str, float], dict[str, Any]]]:
     """
-    Every cell, in parallel.
+    Every cell, and the bounds of every table, in parallel.
 
     :param cells: what to run
+    :param tables: one cell of each table that is to show its bounds
     :param workers: processes
+    :return: the cells' figures, and the bounds by scenario and interval
     """
     # Policies that decide most often take longest: they go first, so that none is left alone.
     order = sorted(cells, key=lambda cell: agents.make(cell.policy).period_s)
@@ -113,16 +128,26 @@ def measure_all(cells: Sequence[Cell], workers: int) -> dict[Cell, dict[str, Any
         ProcessPoolExecutor(workers) as pool,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
-        bar = progress.add_task("leaderboard", total=len(order))
-        futures = {pool.submit(measure, cell): cell for cell in order}
-        results = {}
-        for future in as_completed(futures):
-            results[futures[future]] = future.result()
+        bar = progress.add_task("leaderboard", total=len(order) + len(tables))
+        # A table's bounds take longer than any policy.
+        bounding = {pool.submit(bounds, cell): cell for cell in tables}
+        running = {pool.submit(measure, cell): cell for cell in order}
+        results, best = {}, {}
+        for future in as_completed([*bounding, *running]):
+            if future in running:
+                results[running[future]] = future.result()
+            else:
+                cell = bounding[future]
+                best[cell.scenario, cell.interval_s] = future.result()
             progress.advance(bar)
-    return results
+    return results, best
 
 
-def boards(cells: Sequence[Cell], results: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
+def boards(
+    cells: Sequence[Cell],
+    results: dict[Cell, dict[str, Any]],
+    best: dict[tuple[str, float], dict[str, Any]],
+) -> list[dict[str, Any]]:
     """
     One table per scenario and interval, fewest violations first, then the fastest.
 
@@ -130,6 +155,7 @@ def boards(cells: Sequence[Cell], results: dict[Cell, dict[str, Any]]) -> list[d
 
     :param cells: what was run
     :param results: their figures
+    :param best: the bounds by scenario and interval, where they were asked for
     """
     tables: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for cell in cells:
@@ -141,6 +167,7 @@ def boards(cells: Sequence[Cell], results: dict[Cell, dict[str, Any]]) -> list[d
             "profile": profile_report(read_profile(scenario_of(scenario, interval_s).profile)),
             "policies": sorted(entries, key=_rank),
         }
+        | ({"bound": best[scenario, interval_s]} if (scenario, interval_s) in best else {})
         for (scenario, interval_s), entries in tables.items()
     ]
 
@@ -181,10 +208,15 @@ def page(content: dict[str, Any], picture: str) -> Iterator[str]:
             f"{errors or 'not fitted yet'}."
         )
         yield ""
-        yield "| policy | makespan [s] | violations [%] | worst [%] | done | changes/min |"
-        yield "|---|--:|--:|--:|--:|--:|"
+        bound = board.get("bound")
+        if bound is not None:
+            yield _bound_line(bound, content["episodes"])
+            yield ""
+        gaps = "gap to bound / best found [%] | " if bound is not None else ""
+        yield f"| policy | makespan [s] | violations [%] | worst [%] | {gaps}done | changes/min |"
+        yield "|---|" + "--:|" * (6 if bound is not None else 5)
         for entry in board["policies"]:
-            yield _row(entry)
+            yield _row(entry, bound)
         stopped = [line for entry in board["policies"] for line in failure_lines(entry, most=1)]
         if stopped:
             yield ""
@@ -202,12 +234,30 @@ def page(content: dict[str, Any], picture: str) -> Iterator[str]:
     )
 
 
-def _row(entry: dict[str, Any]) -> str:
+def _bound_line(bound: dict[str, Any], episodes: int) -> str:
+    search = bound["search_s"]
+    found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
+    return (
+        f"No schedule beats {bound['lower_s']['mean']:.1f} s (mean); best schedule without a "
+        f"violation that a search which knows the trace found, in {search['found']} of "
+        f"{episodes} traces: {found} (`docs/bound.md`)."
+    )
+
+
+def _gaps(makespan_s: float, bound: dict[str, Any]) -> str:
+    """How much longer a makespan is than the bound and than the best schedule found."""
+    cells = (bound["lower_s"]["mean"], bound["search_s"]["mean"])
+    shown = ("-" if best is None else f"{100 * (makespan_s / best - 1):.1f}" for best in cells)
+    return " / ".join(shown)
+
+
+def _row(entry: dict[str, Any], bound: dict[str, Any] | None) -> str:
     makespan, ratio = entry["makespan_s"], entry["violation_ratio"]
     interval = "" if makespan["ci95"] is None else f" ± {makespan['ci95']:.1f}"
+    gaps = "" if bound is None else f"| {_gaps(makespan['mean'], bound)} "
     return (
         f"| {entry['name']} | {makespan['mean']:.1f}{interval} | {100 * ratio['mean']:.2f} "
-        f"| {100 * ratio['max']:.1f} | {entry['completed']}/{len(entry['runs'])} "
+        f"| {100 * ratio['max']:.1f} {gaps}| {entry['completed']}/{len(entry['runs'])} "
         f"| {entry['actuations_per_min']:.1f} |"
     )
 
@@ -271,6 +321,7 @@ def parser() -> OneLineParser:
     add("--interval", action="append", type=number(0.01), help="only this interval [s]; repeat it")
     add("--episodes", type=whole_number(1), default=100, help="load traces (%(default)s)")
     add("--seed", type=whole_number(0), default=0, help="what the traces follow from (%(default)s)")
+    add("--no-bound", action="store_true", help="leave out the bounds, which take longest")
     add("--workers", type=whole_number(1), default=2, help="processes (%(default)s)")
     return line
 
@@ -313,7 +364,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for interval_s in arguments.interval or INTERVALS_S
             for policy in policies
         ]
-        results = measure_all(cells, arguments.workers)
+        tables = {(cell.scenario, cell.interval_s): cell for cell in cells}
+        bounded = [] if arguments.no_bound else list(tables.values())
+        results, best = measure_all(cells, bounded, arguments.workers)
         seeds = [start.trace_seed for start in starts_from(arguments.seed, arguments.episodes)]
         content = {
             "simulated": True,
@@ -323,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "trace_seeds": seeds,
             "versions": {"python": platform.python_version()}
             | {package: version(package) for package in PACKAGES},
-            "boards": boards(cells, results),
+            "boards": boards(cells, results, best),
         }
         picture = arguments.out.with_suffix(".png")
         draw(content, picture)

@@ -41,6 +41,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("service_params", real, (len(SERVICE_FIELDS),)),
         ("job_params", real, (n_jobs, len(JOB_FIELDS))),
         ("host_params", real, (len(HOST_FIELDS),)),
+        ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
         ("random", whole, (2,)),
         # The load.
         ("interval", whole),

@@ -430,12 +430,20 @@ def read_probe(h):
 
 
 @compiled
+def call_docker(h, more_s):
+    """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
+    host = h.host_params
+    latency_s = api_latency(h, host[API_MEDIAN_S], host[API_P90_S], host[API_P99_S]) + more_s
+    h.api_free_s = max(h.api_free_s, h.now_s) + latency_s
+
+
+@compiled
 def send(h):
     """
     Send the regulated allocation to the actuator: only what differs from what was sent before.
 
-    vCPU sets, weights and quotas are written directly; starting, pausing and resuming are calls to
-    Docker, one after another.
+    vCPU sets, weights and quotas are written directly unless `h.docker_moves`; starting, pausing
+    and resuming are calls to Docker, one after another.
     """
     host = h.host_params
     if h.service != h.sent_service:
@@ -448,19 +456,20 @@ def send(h):
             continue
         if after != before:
             h.actuations += 1
-            latency = api_latency(h, host[API_MEDIAN_S], host[API_P90_S], host[API_P99_S])
-            if before == PENDING:
-                latency += host[CONTAINER_START_S]
-            elif after == PAUSED:
+            if before != PENDING and after == PAUSED:
                 h.pauses[job] += 1
-            h.api_free_s = max(h.api_free_s, h.now_s) + latency
+            call_docker(h, host[CONTAINER_START_S] if before == PENDING else 0.0)
             h.lands_s[job] = h.api_free_s
         if before != PENDING:
             moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
             limited = h.quota[job] != h.sent_quota[job]
             if moved or weighed or limited:
                 h.actuations += int(moved) + int(weighed) + int(limited)
-                h.move_lands_s[job] = h.now_s + host[FAST_LATENCY_S]
+                if h.docker_moves:
+                    call_docker(h, 0.0)
+                    h.move_lands_s[job] = h.api_free_s
+                else:
+                    h.move_lands_s[job] = h.now_s + host[FAST_LATENCY_S]
         h.sent_state[job] = after
         h.sent_cores[job] = h.cores[job]
         h.sent_weight[job] = h.weight[job]

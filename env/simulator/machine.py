@@ -170,7 +170,8 @@ class EpisodeFactory:
         work = dict(zip(scenario.job_names, job_params[:, WORK_S], strict=True))
         values = initial_values(scenario, work)
         host_params = profile.host_array()
-        for field, value in scenario.delays.model_dump(exclude_none=True).items():
+        delays = scenario.delays.model_dump(exclude_none=True, exclude={"docker_moves"})
+        for field, value in delays.items():
             host_params[HOST_FIELDS.index(field)] = value
         sibling = [machine.sibling_of(vcpu) for vcpu in range(machine.vcpus)]
         paired = len(profile.siblings) == machine.vcpus
@@ -182,6 +183,7 @@ class EpisodeFactory:
             period_s=scenario.control.period_s,
             interval_s=load.interval_s,
             duration_s=load.duration_s,
+            docker_moves=scenario.delays.docker_moves,
             service_params=profile.service_array(),
             job_params=job_params,
             host_params=host_params,
