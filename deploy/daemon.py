@@ -98,6 +98,7 @@ def remove(folder: Path) -> None:
 
     :param folder: what `start` was given
     """
+    _end_shims(_namespace(folder))
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     inside = [line.split()[1] for line in mounts]
     for mount in sorted(inside, reverse=True):
@@ -144,8 +145,8 @@ def _options(folder: Path, live_restore: bool) -> list[str]:
         f"--pidfile={folder}/dockerd.pid",
         f"--host=unix://{folder}/docker.sock",
         # A containerd of the machine may be used, but no container of its own daemon seen.
-        f"--containerd-namespace=coretide-{folder.stat().st_ino}",
-        f"--containerd-plugins-namespace=coretide-plugins-{folder.stat().st_ino}",
+        f"--containerd-namespace={_namespace(folder)}",
+        f"--containerd-plugins-namespace={_namespace(folder)}-plugins",
         # Containers have no network, so the machine's is left alone.
         "--bridge=none",
         "--iptables=false",
@@ -178,6 +179,19 @@ def _last_line(folder: Path) -> str:
     log = folder / "dockerd.log"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"{lines[-1] if lines else 'it said nothing'} (all of it: {log})"
+
+
+def _namespace(folder: Path) -> str:
+    return f"coretide-{folder.stat().st_ino}"
+
+
+def _end_shims(namespace: str) -> None:
+    """A daemon that had to be killed leaves its containers behind, each held by a shim."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            program, *options = entry.read_bytes().split(b"\0")
+            if b"containerd-shim" in program and namespace.encode() in options:
+                os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 def _end_containerd(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import socket
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_nothing_of_a_daemon_stays(tmp_path: Path) -> None:
         if str(tmp_path).encode() in (command := _read(entry))
     ]
     assert left == []
+
+
+@needs_stress
+@pytest.mark.skipif(os.geteuid() != 0, reason="dockerd needs root")
+@pytest.mark.skipif(not shutil.which("dockerd"), reason="no dockerd")
+def test_a_daemon_that_was_killed_leaves_no_container_either(tmp_path: Path) -> None:
+    engine = daemon.start(tmp_path / "d")
+    client = docker.DockerClient(base_url=engine.url)
+    image = ensure_stress_image(client)
+    container = client.containers.run(
+        image, ["/bin/sh", "-c", "sleep 1000"], network_mode="none", detach=True
+    )
+    container.reload()
+    status = Path(f"/proc/{container.attrs['State']['Pid']}/status").read_text()
+    holder = int(status.split("PPid:")[1].split()[0])
+    ended = os.pidfd_open(holder)
+    client.close()
+    engine.process.kill()
+    daemon.stop(engine)
+    daemon.remove(engine.folder)
+    assert select.select([ended], [], [], 30.0)[0]
+    os.close(ended)
 
 
 def _read(path: Path) -> bytes:
