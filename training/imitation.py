@@ -17,6 +17,7 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from env import action
+from env.allocation import Weight
 from env.simulator.compiled import compiled
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
@@ -53,6 +54,7 @@ CALM = 0.93
 
 KEEP, SERVICE, START, PLACE = action.KEEP, action.SERVICE, action.START, action.PLACE
 PENDING = action.PENDING
+BACKGROUND = int(Weight.BACKGROUND)
 
 
 @compiled
@@ -90,6 +92,7 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most):
     for job in range(jobs.shape[0]):
         if h.job_state[job] != DONE:
             unfinished += 1
+    left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
     for position in range(order.shape[0]):
         job = order[position]
@@ -101,7 +104,7 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most):
                 edit = legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
                 if edit != KEEP:
                     return edit
-        else:
+        elif left != 0 or jobs[job, weight] == BACKGROUND:
             edit = legal_edit(h, rows, PLACE, job, jobs[job, cores], jobs[job, weight], 0)
             if edit != KEEP:
                 return edit
