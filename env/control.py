@@ -60,7 +60,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("wish_weight", whole, jobs),
         ("wish_threads", whole, jobs),
         ("wish_quota", real, jobs),  # [vCPUs], inf is no limit
-        # What the regulator made of it: the allocation sent to the actuator.
+        # What the regulator made of it: the allocation sent to the actuator, in one stretch.
         ("service", whole),
         ("state", whole, jobs),
         ("cores", whole, jobs),

@@ -25,7 +25,13 @@ from env.simulator.machine import EpisodeFactory, Variation
 from training.best_effort import speed_alone, throughputs
 from training.commandline import read_profile
 from training.episodes import repeats_of, run_episodes
-from training.report import mean_and_ci95, profile_report, require_writable, write_json
+from training.report import (
+    fit_errors,
+    mean_and_ci95,
+    profile_report,
+    require_writable,
+    write_json,
+)
 
 OFFICIAL_TRACE = {"cca-2025": 2333, "cca-2024": 3274}
 MAKESPAN_BOUND = 0.08
@@ -209,8 +215,7 @@ def page(
     )
     yield ""
     for name, profile in {row["scenario"]: row["profile"] for row in rows}.items():
-        errors = ", ".join(f"{key} {value:.3g}" for key, value in profile["fit_error"].items())
-        yield f"- {name}: profile `{profile['hash'][:16]}`, fit error: {errors or 'not fitted yet'}"
+        yield f"- {name}: profile `{profile['hash'][:16]}`, fit error: {fit_errors(profile)}"
     yield ""
     yield (
         "| controller | interval | makespan measured [s] | fitted [s] | error | VMs [s] "

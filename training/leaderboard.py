@@ -34,6 +34,7 @@ from training.episodes import run_episodes, starts_from
 from training.plots import PALETTE
 from training.report import (
     failure_lines,
+    fit_errors,
     policy_report,
     profile_report,
     require_writable,
@@ -199,13 +200,11 @@ def page(content: dict[str, Any], picture: str) -> Iterator[str]:
     yield f"![Makespan against violations, one point a policy]({picture})"
     for board in content["boards"]:
         profile = board["profile"]
-        errors = ", ".join(f"{name} {value:.3g}" for name, value in profile["fit_error"].items())
         yield ""
         yield f"## {board['scenario']}, {board['interval_s']:g} s intervals"
         yield ""
         yield (
-            f"Profile {profile['name']} `{profile['hash'][:16]}`; fit error: "
-            f"{errors or 'not fitted yet'}."
+            f"Profile {profile['name']} `{profile['hash'][:16]}`; fit error: {fit_errors(profile)}."
         )
         yield ""
         bound = board.get("bound")

@@ -72,6 +72,20 @@ def profile_report(profile: Profile) -> dict[str, Any]:
     }
 
 
+def fit_errors(profile: dict[str, Any]) -> str:
+    """
+    The errors on runs that the fit did not see, on one line; the profile's file has the rest.
+
+    :param profile: what `profile_report` made
+    """
+    shown = [
+        f"{name} {value:.3g}"
+        for name, value in profile["fit_error"].items()
+        if name.startswith("left-out") and "lookup" not in name and "known" not in name
+    ]
+    return ", ".join(shown) or "not fitted"
+
+
 def report(
     scenario: Scenario, profile: Profile, results: Sequence[tuple[str, Sequence[Run]]]
 ) -> dict[str, Any]:
@@ -104,12 +118,6 @@ def table(content: dict[str, Any]) -> Table:
     :param content: what `report` made
     """
     profile = content["profile"]
-    # The errors on runs that the fit did not see; the profile's file has the rest.
-    errors = ", ".join(
-        f"{name} {value:.3g}"
-        for name, value in profile["fit_error"].items()
-        if name.startswith("left-out") and "lookup" not in name and "known" not in name
-    )
     view = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -117,7 +125,7 @@ def table(content: dict[str, Any]) -> Table:
         title=f"SIMULATED: {content['scenario']}, {content['interval_s']:g} s intervals, "
         f"{content['episodes']} episode{'s' * (content['episodes'] != 1)}",
         caption=f"Simulated, not measured. Profile {profile['name']} {profile['hash'][:12]}; "
-        f"fit error: {errors or 'not fitted yet'}",
+        f"fit error: {fit_errors(profile)}",
     )
     view.add_column("policy", no_wrap=True)
     endless = any("throughput" in entry for entry in content["policies"])

@@ -4,7 +4,6 @@ The simulated machine: episodes on one host of the kernel, as policies and envir
 It plays both parts that a real machine plays: it shows telemetry and performs allocations.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -252,7 +251,11 @@ class SimulatedMachine:
         self.host: Any = HostFields(self._hosts, 0)
         self._names = self.scenario.job_names
         self._readings = self._hosts[list(READINGS)]
-        self._applied: tuple[Any, Allocation] = ((), Allocation(()))
+        fields: Any = self._hosts.dtype.fields
+        # The allocation lies in between (`control_fields`).
+        first, last = fields["service"][1], fields["grown_at_s"][1]
+        self._applied_memory = self._hosts.view(np.uint8)[first:last]
+        self._applied: tuple[bytes, Allocation] = (b"", Allocation(()))
         self._wished: Allocation | None = None
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
@@ -313,17 +316,18 @@ class SimulatedMachine:
             time_s,
             ServiceTelemetry(*service, *probed),
             tuple(host.vcpu_busy_s.tolist()),
-            dict(zip(self._names, map(_job_telemetry, states, cpu_s), strict=True)),
+            {
+                name: JobTelemetry(STATES[state], used)
+                for name, state, used in zip(self._names, states, cpu_s, strict=True)
+            },
             self._in_force(),
         )
 
     def _in_force(self) -> Allocation:
         """What the regulator let through; made anew when it has changed only."""
-        host = self.host
-        fields = (host.state, host.cores, host.weight, host.threads, host.quota)
-        key = (host.service, *(field.tobytes() for field in fields))
-        if key != self._applied[0]:
-            self._applied = (key, regulated(host, self.scenario))
+        now = self._applied_memory.tobytes()
+        if now != self._applied[0]:
+            self._applied = (now, regulated(self.host, self.scenario))
         return self._applied[1]
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
@@ -363,12 +367,6 @@ class SimulatedMachine:
     def summary(self) -> dict[str, Any]:
         """The episode's figures; see `episode_summary`."""
         return episode_summary(self._hosts[0], self.scenario)
-
-
-@functools.lru_cache(maxsize=256)
-def _job_telemetry(state: int, cpu_s: float) -> JobTelemetry:
-    """A job as telemetry shows it; most jobs look at most moments as they did before."""
-    return JobTelemetry(STATES[state], cpu_s)
 
 
 def _moment(time_s: float) -> float | None:
