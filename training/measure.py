@@ -27,7 +27,9 @@ from training.findings import ALONE
 from training.workbench import ON_SAME_CORE, SOURCES, Beside, Timing, Workbench, pressure
 
 MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
-OVERLOAD_QPS = 1_000_000
+RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
+"""Loads that look for one vCPU's largest throughput: far past it, memcached serves less again."""
+
 GRID = (0.05, 0.3, 0.55, 0.75, 0.87, 0.95, 1.03, 1.1, 1.2, 1.3)
 """Loads over the throughput at saturation; the last four lie past it and show the plateau."""
 
@@ -286,13 +288,13 @@ class Campaign:
         )
 
     def _capacity(self, bench: Workbench) -> float:
-        """Throughput of one vCPU at saturation: a short overload, before loads can be chosen."""
+        """Throughput of one vCPU at saturation, by a short scan, before loads can be chosen."""
         if not self.store.rounds("capacity", "capacity"):
             one = Arrangement(self.scenario.service.threads, self._one_core())
-            rows = self._sweep_of(one, [OVERLOAD_QPS])(bench)
+            rows = self._sweep_of(one, list(RISING_QPS))(bench)
             self.store.add("capacity", "capacity", rows)
-            self._advance(2.0, "capacity")
-        return float(self.store.table("capacity")["achieved_qps"].iloc[0])
+            self._advance((len(RISING_QPS) + 1) * self.mode.timing.step_s + 1.0, "capacity")
+        return float(self.store.table("capacity")["achieved_qps"].max())
 
     def _one_core(self) -> tuple[int, ...]:
         return self.scenario.service.core_choices[0][:1]

@@ -221,12 +221,13 @@ def test_a_bare_name_is_found_among_the_shipped_checkpoints(deploy, scenario_fil
     run.expect("best.zip: made for scenario cca-2025, whose actions differ")
 
 
-def test_bad_options_are_one_line(deploy):
+def test_bad_options_are_one_line(deploy, scenario_file):
+    nobody = ["--memcached", "127.0.0.1:9", "--policy", "concurrent"]
     for options, says in (
         (["--memcached", "here"], "must be HOST:PORT"),
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
-        (["--memcached", "127.0.0.1:9", "--policy", "concurrent"], "no memcached of this machine"),
+        ([*nobody, "--scenario", str(scenario_file())], "no memcached of this machine"),
     ):
         run = deploy(*options)
         assert run.finish() == 2
