@@ -11,8 +11,8 @@ from env.action import (
     PLACE,
     apply_edit,
     edit_table,
-    job_readiness,
     legal_edits,
+    open_edits,
     resolve_sets,
 )
 from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
@@ -55,7 +55,8 @@ class SingleNetwork:
     """
     `MaskedNetwork` for one observation at a time, in a third of the time.
 
-    Nothing is allocated, and biases are weights of an input that is always 1.
+    Nothing is allocated, and biases are weights of an input that is always 1. `features` is the
+    network's input, to be written into: n_features values.
 
     :param layers: see `MaskedNetwork`
     """
@@ -63,19 +64,17 @@ class SingleNetwork:
     def __init__(self, layers: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]):
         self._weights = [np.column_stack(layer).astype(np.float32) for layer in layers]
         self._inputs = [np.ones(weight.shape[1], np.float32) for weight in self._weights]
+        self.features = self._inputs[0][:-1].data
         self._outputs = [inputs[:-1] for inputs in self._inputs[1:]]
         self._logits = np.zeros(len(self._weights[-1]), np.float32)
 
-    def choose(self, features: list[float], penalty: npt.NDArray[np.float32]) -> int:
+    def choose(self, penalty: npt.NDArray[np.float32]) -> int:
         """
         The best legal action.
 
-        :param features: n_features values
         :param penalty: float32[n_actions], 0 where an action is legal and -inf where it is not
         :raises ValueError: if the network's output is not a number
         """
-        inputs = self._inputs[0]
-        inputs[:-1] = features
         for weight, inputs, output in zip(self._weights, self._inputs, self._outputs, strict=False):
             np.dot(weight, inputs, output)
             np.maximum(output, 0.0, out=output)
@@ -91,7 +90,7 @@ class KnownMasks:
     """
     `env.action.legal_edits`, remembered: the same few masks come again and again.
 
-    :param rows: int64[n_edits, 10], see `env.action.EditTable`
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
     """
 
     LIMIT = 1000
@@ -110,7 +109,8 @@ class KnownMasks:
         held = control.now_s - control.grown_at_s < control.service_dwell_s
         places = tuple(control.wish_place)
         # All that `legal_edits` looks at.
-        key = (*job_readiness(control), places, control.wish_service, control.service, held)
+        seen = (open_edits(control), tuple(control.state), places)
+        key = (*seen, control.wish_service, control.service, held)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self.LIMIT:
@@ -164,8 +164,6 @@ class PPOPolicy:
         # Python's own numbers are faster, one by one.
         self._rows = edit_table(scenario).rows.astype(object)
         self._control = ControlState.initial(scenario, self.checkpoint.metadata["job_work_s"])
-        n_features = self.checkpoint.metadata["features"]
-        self._features = [0.0] * n_features
         self._masks = KnownMasks(self._rows)
         self._first = True
         self._seen: Allocation | None = None
@@ -184,8 +182,8 @@ class PPOPolicy:
             self._first = False
         else:
             remember(control)
-        observe(control, self._features)
-        edit = self._network.choose(self._features, self._masks.penalty(control))
+        observe(control, control.n_vcpus, self._network.features)
+        edit = self._network.choose(self._masks.penalty(control))
         apply_edit(control, self._rows, edit)
         wished_service = control.wish_service
         regulate_service(control)

@@ -5,47 +5,36 @@ A name is a shipped parameter file (`agents/parameters`), which says which rule 
 path to a YAML file is a rule with parameters of your own; a `.zip` is a trained checkpoint.
 """
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from agents.concurrent import Concurrent
-from agents.heracles import Heracles
-from agents.hybrid_prm import HybridPrm
-from agents.hysteresis_pause import HysteresisPause
-from agents.intel_prm import IntelPrm
-from agents.latency_aware_prm import LatencyAwarePrm
-from agents.parties import Parties
-from agents.perfiso import PerfIso
 from agents.policy import Controller, Policy
-from agents.random_choice import RandomChoice
-from agents.sequential import Sequential
-from agents.shared_background import SharedBackground
-from agents.static import Static
-from agents.stats_poll_packed import StatsPollPacked
-from agents.threshold_groups import ThresholdGroups
 from env.errors import InputError, validation_message
+from env.scenario import parse_yaml
 
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
 
-RULES: dict[str, type[Controller[Any]]] = {
-    "sequential": Sequential,
-    "concurrent": Concurrent,
-    "threshold-groups": ThresholdGroups,
-    "hysteresis-pause": HysteresisPause,
-    "stats-poll-packed": StatsPollPacked,
-    "shared-background": SharedBackground,
-    "static": Static,
-    "random": RandomChoice,
-    "intel-prm": IntelPrm,
-    "latency-aware-prm": LatencyAwarePrm,
-    "hybrid-prm": HybridPrm,
-    "heracles": Heracles,
-    "parties": Parties,
-    "perfiso": PerfIso,
+RULES = {
+    "sequential": "agents.sequential.Sequential",
+    "concurrent": "agents.concurrent.Concurrent",
+    "threshold-groups": "agents.threshold_groups.ThresholdGroups",
+    "hysteresis-pause": "agents.hysteresis_pause.HysteresisPause",
+    "stats-poll-packed": "agents.stats_poll_packed.StatsPollPacked",
+    "shared-background": "agents.shared_background.SharedBackground",
+    "static": "agents.static.Static",
+    "random": "agents.random_choice.RandomChoice",
+    "intel-prm": "agents.intel_prm.IntelPrm",
+    "latency-aware-prm": "agents.latency_aware_prm.LatencyAwarePrm",
+    "hybrid-prm": "agents.hybrid_prm.HybridPrm",
+    "heracles": "agents.heracles.Heracles",
+    "parties": "agents.parties.Parties",
+    "perfiso": "agents.perfiso.PerfIso",
 }
+"""Where each rule is: only the one that is asked for is imported."""
 
 
 def names() -> list[str]:
@@ -78,7 +67,7 @@ def make(name_or_path: str | Path) -> Policy:
 
 def _from_file(path: Path) -> Controller[Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
     except yaml.YAMLError as error:
@@ -88,7 +77,8 @@ def _from_file(path: Path) -> Controller[Any]:
     rule = content.pop("rule", None) if isinstance(content, dict) else None
     if not isinstance(rule, str) or rule not in RULES:
         raise InputError(f"{path}: rule: must be one of {', '.join(RULES)}")
-    controller = RULES[rule]
+    module, _, name = RULES[rule].rpartition(".")
+    controller: type[Controller[Any]] = getattr(importlib.import_module(module), name)
     try:
         parameters = controller.schema.model_validate(content)
     except ValidationError as error:

@@ -351,7 +351,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
     labels = {"makespan_s": "makespan [s]", "violation_ratio": "violation ratio"}
     for axis, (name, label) in zip(axes, labels.items(), strict=True):
         for colour, (algorithm, runs) in zip(("C0", "C1"), report["runs"].items(), strict=True):
-            curves = [run["curve"] for run in runs]
+            curves = [run["curve"] for run in runs if run["curve"]["steps"]]  # an episode ended
             for curve in curves:
                 axis.plot(curve["steps"], curve[name], colour, lw=0.6, alpha=0.35)
             steps = sorted(set.intersection(*(set(curve["steps"]) for curve in curves)))

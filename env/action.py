@@ -19,11 +19,16 @@ from env.allocation import Weight, cores_of, mask_of
 from env.scenario import Scenario
 
 KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
-START_BIT, MOVE_BIT, RESUME_BIT, PAUSE_BIT, PLACE_EDIT = 5, 6, 7, 8, 9
+GATE, PLACE_EDIT = 5, 6  # columns of the table
 KINDS = ("keep", "service", "start", "place", "pause")
 
 PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
 NORMAL = 1
+
+# What is open, in one word: keeping, and three bits for each of `MAX_JOBS` jobs at most.
+OPEN_KEEP = 1 << 62
+OPEN_START, OPEN_PLACE, OPEN_PAUSE = 1, 2, 4
+BITS_PER_JOB = 3
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,9 @@ class EditTable:
     """
     All edits of a scenario.
 
-    :param rows: int64[n_edits, 10], stored column by column: kind, job, core set (bit mask),
-        weight, threads; the job's bit if the edit starts, moves, resumes or pauses it (else 0);
-        the edit that names the place it leads to (else -1)
+    :param rows: int64[n_edits, 7], stored column by column: kind, job, core set (bit mask),
+        weight, threads; its bit in the word of `open_edits`, 0 for memcached's; the edit that
+        names the place it leads to (else -1)
     """
 
     rows: np.ndarray
@@ -95,46 +100,47 @@ def edit_table(scenario: Scenario) -> EditTable:
         for edit, (kind, job, cores, weight, _) in enumerate(rows)
         if kind == PLACE
     }
+    bits = {START: OPEN_START, PLACE: OPEN_PLACE, PAUSE: OPEN_PAUSE}
     whole = []
     for row in rows:
         kind, index, *_ = row
-        bits = [(1 << index) * (kind == wanted) for wanted in (START, PLACE, PLACE, PAUSE)]
+        gate = OPEN_KEEP if kind == KEEP else bits.get(kind, 0) << BITS_PER_JOB * index
         place = places_by_key.get(row[1:4], -1) if kind in (START, PLACE) else -1
-        whole.append((*row, *bits, place))
+        whole.append((*row, gate, place))
     return EditTable(np.asfortranarray(np.array(whole, dtype=np.int64)), scenario.job_names)
 
 
-def job_readiness(control):
+def open_edits(control):
     """
-    Which jobs could start, be moved, be resumed and be paused now, and which run: bit masks.
+    What could be done now but for memcached's vCPUs: a word of `OPEN_` bits.
 
     A job can start while the memory that no launched job holds is enough for it, and be moved or
-    paused again once its dwell time has passed.
+    paused again once its dwell time has passed. Keeping is sensible, but not while nothing runs
+    though something could.
     """
     memory_free = control.memory_mib
     for job in range(len(control.state)):
         launched = control.state[job] == RUNNING or control.state[job] == PAUSED
         if launched and control.job_state[job] != DONE:
             memory_free -= control.job_memory_mib[job]
-    can_start, can_move, can_resume, can_pause, running = 0, 0, 0, 0, 0
+    word, runs = 0, False
     for job in range(len(control.state)):
         state = DONE if control.job_state[job] == DONE else control.state[job]
+        bits = 0
         if state == PENDING and control.job_memory_mib[job] <= memory_free:
-            can_start |= 1 << job
+            bits = OPEN_START
         elif state == RUNNING:
-            running |= 1 << job
+            runs = True
             if control.now_s - control.moved_at_s[job] >= control.move_dwell_s:
-                can_move |= 1 << job
+                bits |= OPEN_PLACE
             if control.now_s - control.paused_at_s[job] >= control.pause_dwell_s:
-                can_pause |= 1 << job
+                bits |= OPEN_PAUSE
         elif state == PAUSED:
-            can_resume |= 1 << job
-    return can_start, can_move, can_resume, can_pause, running
-
-
-def may_keep(can_start, can_resume, running):
-    """Whether keeping is sensible: not while nothing runs though something could."""
-    return running != 0 or (can_start | can_resume) == 0
+            bits = OPEN_PLACE
+        word |= bits << BITS_PER_JOB * job
+    if runs or word == 0:
+        word |= OPEN_KEEP
+    return word
 
 
 def can_serve(control, cores):
@@ -148,39 +154,19 @@ def legal_edits(control, rows, legal):
     """
     Mark the edits that can be carried out now and change something.
 
-    One expression without branches per edit, over whole columns: this is most of the cost of an
-    observation. What is so already is struck out afterwards.
+    One expression without branches per edit, over a whole column; what is so already, and what
+    concerns memcached, is set right afterwards.
 
     :param control: a control row
-    :param rows: int64[n_edits, 10], see `EditTable`
+    :param rows: int64[n_edits, 7], see `EditTable`
     :param legal: float[n_edits], receives 1.0 or 0.0
     """
-    can_start, can_move, can_resume, can_pause, running = job_readiness(control)
+    word = open_edits(control)
     for edit in range(len(rows)):
-        gates = (
-            (can_start & rows[edit, START_BIT])
-            | (can_move & rows[edit, MOVE_BIT])
-            | (can_resume & rows[edit, RESUME_BIT])
-            | (can_pause & rows[edit, PAUSE_BIT])
-        )
-        legal[edit] = 1.0 if (gates != 0) | (rows[edit, 0] <= SERVICE) else 0.0
-    strike_out(control, rows, legal, can_move, may_keep(can_start, can_resume, running))
-
-
-def strike_out(control, rows, legal, can_move, keep):
-    """
-    Finish a mask in which every edit of memcached and every ready job's edits are open.
-
-    :param control: a control row
-    :param rows: int64[n_edits, 10]
-    :param legal: float[n_edits], the mask
-    :param can_move: bit mask of the jobs that could be moved
-    :param keep: whether keeping is sensible
-    """
+        legal[edit] = 1.0 if word & rows[edit, GATE] != 0 else 0.0
     for job in range(len(control.state)):
-        if control.wish_place[job] >= 0 and (can_move >> job) & 1:
+        if control.wish_place[job] >= 0 and control.state[job] == RUNNING:
             legal[control.wish_place[job]] = 0.0
-    legal[KEEP] = 1.0 if keep else 0.0
     for edit in range(1, len(rows)):
         if rows[edit, 0] != SERVICE:
             break
@@ -191,17 +177,9 @@ def is_legal(control, rows, edit):
     """Whether one edit is legal; says what `legal_edits` says."""
     if rows[edit, 0] == SERVICE:
         return can_serve(control, rows[edit, 2])
-    can_start, can_move, can_resume, can_pause, running = job_readiness(control)
-    if rows[edit, 0] == KEEP:
-        return may_keep(can_start, can_resume, running)
-    if control.wish_place[rows[edit, 1]] == edit:
-        can_move = 0
-    return (
-        (can_start & rows[edit, START_BIT])
-        | (can_move & rows[edit, MOVE_BIT])
-        | (can_resume & rows[edit, RESUME_BIT])
-        | (can_pause & rows[edit, PAUSE_BIT])
-    ) != 0
+    job = rows[edit, 1]
+    there = control.wish_place[job] == edit and control.state[job] == RUNNING
+    return not there and open_edits(control) & rows[edit, GATE] != 0
 
 
 def apply_edit(control, rows, edit):
@@ -209,7 +187,7 @@ def apply_edit(control, rows, edit):
     Write one edit into the policy's wish; an illegal one is counted and changes nothing.
 
     :param control: a control row
-    :param rows: int64[n_edits, 10], see `EditTable`
+    :param rows: int64[n_edits, 7], see `EditTable`
     :param edit: index of the edit
     """
     kind, job = rows[edit, 0], rows[edit, 1]

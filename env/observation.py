@@ -60,14 +60,14 @@ def shift_history(control):
     control.decided_at_s = control.now_s
 
 
-def observe(control, features):
+def observe(control, n_vcpus, features):
     """
     Write the features of a control row.
 
     :param control: a control row, readings up to date
+    :param n_vcpus: C, which the kernel knows when it is compiled: a row only says it later
     :param features: float[feature_count], receives the values
     """
-    n_vcpus = control.n_vcpus
     held = 0
     for vcpu in range(n_vcpus):
         held += (control.service >> vcpu) & 1

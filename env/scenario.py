@@ -26,6 +26,9 @@ SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
 THREADS_TOKEN = "{threads}"
 
+MAX_JOBS = 20
+"""What is open to all jobs fits one 64-bit word (`env.action.open_edits`)."""
+
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
@@ -223,7 +226,7 @@ class Scenario(_Part):
     profile: str
     machine: Machine
     service: Service
-    jobs: tuple[Job, ...] = Field(min_length=1, max_length=32)
+    jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
     load: Load
     control: Control
     regulation: Regulation = Regulation()
@@ -326,9 +329,18 @@ def is_profile_file(profile: str) -> bool:
 
 @functools.cache
 def _work_in(path: Path, changed_ns: int) -> dict[str, float]:
-    text = path.read_text(encoding="utf-8")
-    content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    content = parse_yaml(path.read_text(encoding="utf-8"))
     return {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
+
+
+def parse_yaml(text: str) -> Any:
+    """
+    What a YAML document says, parsed in C where PyYAML was built with it.
+
+    :param text: the document
+    :raises yaml.YAMLError: if it is none
+    """
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
@@ -342,7 +354,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     if str(name_or_path) in scenario_names():
         path = SCENARIO_FOLDER / f"{name_or_path}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(scenario_names())
         raise InputError(

@@ -84,7 +84,7 @@ def test_evaluate_adds_the_bound(monkeypatch, capsys):
     )
     content = evaluate.evaluate(arguments)
     mean = content["policies"][0]["makespan_s"]["mean"]
-    assert content["bound"]["search_s"] == {"mean": 600.0, "found": 1}
+    assert content["bound"]["search_s"] == {"mean": 600.0, "found": 1, "tried": 2}
     assert 0.5 * mean < content["bound"]["lower_s"]["mean"] < mean
     evaluate.show(content)
     assert "no schedule beats" in capsys.readouterr().out

@@ -90,7 +90,8 @@ def measured(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Pa
     assert not left_behind()
     before = store.table("latency")
     assert before["what"].nunique() == 2
-    with workbench(out / "work", despite_load=True) as bench:
+    relative = Path(os.path.relpath(out / "work"))
+    with workbench(relative, despite_load=True) as bench:
         Campaign(scenario, TINY, store).run(bench)
     after = store.table("latency")
     pd.testing.assert_frame_equal(after.iloc[: len(before)], before, check_dtype=False)
@@ -355,9 +356,10 @@ def test_the_fit_finds_the_machine_that_made_the_tables(scenario: Scenario) -> N
 def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
     latency, _, _ = machine_tables(scenario)
     most, slo_us, text = local_load(latency, 2)
-    assert most == pytest.approx(1.1 * 400e3, rel=0.01)
+    assert most == pytest.approx(1.2 * 400e3, rel=0.01)
     at_most = latency[(latency["beside"] == "none")].groupby(["cores", "target_qps"])["p95_us"]
-    slow, fast = (np.interp(most, at_most.mean()[c].index, at_most.mean()[c]) for c in (1, 2))
+    medians = at_most.median()
+    slow, fast = (np.interp(most, medians[c].index, medians[c]) for c in (1, 2))
     assert fast < slo_us < slow
     assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
     assert "geometric mean" in text

@@ -31,6 +31,7 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None):
         running[job], threads[job], masks[job], weights[job] = 1, count, mask, weight
     speed = np.full(len(JOBS), 9.0)
     used = np.full((len(JOBS), CORES), 9.0)
+    busy = np.full(CORES, 9.0)
     function = job_speeds.py_func if plain else job_speeds
     pressure = function(
         running,
@@ -44,7 +45,9 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None):
         HOST,
         speed,
         used,
+        busy,
     )
+    assert busy == pytest.approx(used.sum(axis=0))
     return speed, used, pressure
 
 

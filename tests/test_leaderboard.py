@@ -34,8 +34,11 @@ def test_workers_change_nothing(tmp_path):
 
 
 def test_everyone_takes_part_but_what_was_run_by_mistake():
-    assert "threshold-groups" in leaderboard.ranked_policies()
-    assert "stats-poll-packed-as-run" not in leaderboard.ranked_policies()
+    names = leaderboard.ranked_policies("cca-2024")
+    assert "threshold-groups" in names
+    assert "stats-poll-packed-as-run" not in names
+    assert "checkpoints/cca-2024.zip" in names
+    assert "checkpoints/cca-2024.zip" not in leaderboard.ranked_policies("cca-2025")
 
 
 def test_those_who_did_not_finish_come_last():
@@ -47,18 +50,21 @@ def test_those_who_did_not_finish_come_last():
 
 
 def test_the_gap_to_the_bound_and_to_the_best_schedule_found():
-    bound = {"lower_s": {"mean": 500.0}, "search_s": {"mean": 600.0, "found": 2}}
+    search = {"mean": 600.0, "found": 2, "tried": 2}
+    bound = {"lower_s": {"mean": 500.0}, "search_s": search}
     entry = {
         "name": "one",
         "makespan_s": {"mean": 660.0, "ci95": None},
         "violation_ratio": {"mean": 0.0, "max": 0.0},
-        "completed": 2,
-        "runs": [0, 0],
+        "completed": 3,
+        # The search looked at the first two alone.
+        "runs": [{"makespan_s": seconds} for seconds in (640.0, 650.0, 690.0)],
         "actuations_per_min": 1.0,
     }
-    assert "| 32.0 / 10.0 |" in leaderboard._row(entry, bound)
-    assert leaderboard._gaps(660.0, bound | {"search_s": {"mean": None}}) == "32.0 / -"
-    assert "No schedule beats 500.0 s" in leaderboard._bound_line(bound, 2)
+    assert "| 32.0 / 7.5 |" in leaderboard._row(entry, bound)
+    bound["search_s"] = {"mean": None, "found": 0, "tried": 2}
+    assert leaderboard._gaps(entry, bound) == "32.0 / -"
+    assert "No schedule beats 500.0 s" in leaderboard._bound_line(bound)
 
 
 def test_faithfulness_writes_every_case(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def documented_rows() -> list[tuple[str, str]]:
 
 def features_of(control: ControlState, scenario: Scenario) -> list[float]:
     features = [-1.0] * feature_count(scenario)
-    observe(control, features)
+    observe(control, control.n_vcpus, features)
     return features
 
 

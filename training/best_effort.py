@@ -39,6 +39,7 @@ def speed_alone(scenario: Scenario, profile: Profile) -> float:
         profile.host_array(),
         speed,
         used,
+        np.zeros(vcpus),
     )
     return float(speed.sum())
 

@@ -33,7 +33,7 @@ class EpisodeLog(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        kinds = self.training_env.get_attr("factory")[0].table.rows[:, 0]
+        kinds = self.training_env.get_attr("table")[0].rows[:, 0]
         taken = kinds[self.locals["rollout_buffer"].actions.astype(np.int64).ravel()]
         for kind, share in enumerate(np.bincount(taken, minlength=len(KINDS)) / taken.size):
             self.logger.record(f"actions/{KINDS[kind]}", share)

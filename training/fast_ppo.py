@@ -26,7 +26,7 @@ from env.simulator.crew import Crew
 from training.kernels import STATISTICS, draw_actions, loss_gradient, silence
 from training.masked_policy import MaskedActorCriticPolicy
 
-ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 1024
 """Decisions that a thread takes through the networks at once; more would leave its core's cache."""
 
 # --- the two networks ---------------------------------------------------------------------------
@@ -193,7 +193,8 @@ class FastPPO(PPO):
         buffer.pos, buffer.full = 0, False
         crew = Crew(torch.get_num_threads(), one_core)
         networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
-        pieces = [slice(b, b + ROWS_AT_ONCE) for b in range(0, env.num_envs, ROWS_AT_ONCE)]
+        piece = min(ROWS_AT_ONCE, -(-env.num_envs // crew.size))
+        pieces = [slice(b, b + piece) for b in range(0, env.num_envs, piece)]
 
         def decide(some: slice) -> None:
             """Fill the part of the buffer's present step that belongs to some machines."""

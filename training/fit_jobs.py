@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import allocating
 from env.simulator.jobs import BACKGROUND, JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
 from training.tables import VCPUS, RunTrace, mask_at, read_table
@@ -219,7 +219,7 @@ class _LoadIntegral:
         return float(high - low)
 
 
-@compiled
+@allocating
 def _mean_speeds(  # type: ignore[no-untyped-def]
     running,
     threads,
@@ -238,7 +238,7 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
 ):
     """Time-weighted mean speed of each sample over its states."""
     n_states, n_jobs = running.shape
-    used = np.zeros((n_jobs, len(sibling)))
+    used, busy = np.zeros((n_jobs, len(sibling))), np.zeros(len(sibling))
     by_state = np.zeros((n_states, n_jobs))
     cpu = np.zeros((n_states, n_jobs))
     unlimited = np.full(n_jobs, np.inf)
@@ -255,6 +255,7 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
             host,
             by_state[s],
             used,
+            busy,
         )
         for c in range(len(sibling)):
             for j in range(n_jobs):

@@ -29,7 +29,7 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import allocating
 from env.simulator.service import (
     CPU_LIMIT,
     IDLE_US,
@@ -254,7 +254,7 @@ class ServiceFit:
     excluded: tuple[Remark, ...] = field(default=())
 
 
-@compiled
+@allocating
 def scan_curve(vm, threads, cores, qps, siblings, speed, idle, params, p95, capacity):
     """Predict the points of scans; ``p95`` and ``capacity`` are filled."""
     params = params.copy()
@@ -269,7 +269,7 @@ def scan_curve(vm, threads, cores, qps, siblings, speed, idle, params, p95, capa
         )
 
 
-@compiled
+@allocating
 def interval_p95(
     vm,
     run,

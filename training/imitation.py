@@ -76,7 +76,7 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most):
     The edit that brings a host nearer to a schedule; see `training.schedule_search.Schedule`.
 
     :param h: a host row
-    :param rows: int64[n_edits, 10], see `env.action.EditTable`
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
     :return: index of the edit
     """
     service = h.wish_service

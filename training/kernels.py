@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import allocating, compiled
 
 ILLEGAL_LOGIT = -1e8
 
@@ -61,7 +61,7 @@ def _as_ordered(bits):  # type: ignore[no-untyped-def]
     return _i32(bits ^ _i32(_i32(bits >> 31) & _i32(0x7FFFFFFF)))
 
 
-@compiled
+@allocating
 def scratch(n_actions):  # type: ignore[no-untyped-def]
     """Two rows to work in, float32[2, n_actions or a little more]."""
     return np.full((2, (n_actions + _LANES - 1) // _LANES * _LANES), _ILLEGAL)
@@ -79,9 +79,9 @@ def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
     :return: logit - log-probability of any legal action, and the entropy
     """
     n_actions, width = logits.shape[1], work.shape[1]
-    first = observations.shape[1] - n_actions
+    mask = observations[row, observations.shape[1] - n_actions :]
     for action in range(n_actions):
-        legal = observations[row, first + action] > _f32(0.5)
+        legal = mask[action] > _f32(0.5)
         work[0, action] = logits[row, action] if legal else _ILLEGAL
     highest = _LOWEST  # a maximum of integers is vectorised, one of floats is not
     for lane in range(width):
@@ -101,7 +101,7 @@ def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
     return top + log_total, log_total - moment * share
 
 
-@compiled
+@allocating
 def draw_actions(logits, observations, luck, actions, log_probs):  # type: ignore[no-untyped-def]
     """
     Draw an action for each decision by inverting the cumulated probabilities.
@@ -126,7 +126,7 @@ def draw_actions(logits, observations, luck, actions, log_probs):  # type: ignor
         log_probs[row] = logits[row, chosen] - offset
 
 
-@compiled
+@allocating
 def judge_actions(  # type: ignore[no-untyped-def]
     logits, observations, actions, probabilities, offsets, log_probs, entropies
 ):
@@ -206,7 +206,7 @@ def silence(slopes, activations):  # type: ignore[no-untyped-def]
             slopes[row, unit] *= open_
 
 
-@compiled
+@allocating
 def loss_gradient(  # type: ignore[no-untyped-def]
     logits, values, observations, decisions, coefficients, sums
 ):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq, least_squares
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import allocating
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -156,7 +156,7 @@ def mva(centres: Sequence[Centre], customers: int, think_s: float = 0.0) -> list
     ]
 
 
-@compiled
+@allocating
 def _recursion(demand_s, servers, customers, think_s):  # type: ignore[no-untyped-def]
     """Throughput, float[N], and residence times, float[N, K], with 1 to N customers."""
     centres = len(demand_s)

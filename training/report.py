@@ -180,7 +180,7 @@ def show(content: dict[str, Any]) -> None:
         found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
         console.print(
             f"no schedule beats {lower['mean']:.1f} s; best schedule found, without a violation, "
-            f"in {search['found']} of {content['episodes']} episodes: {found} (simulated)"
+            f"in {search['found']} of {search['tried']} episodes: {found} (simulated)"
         )
     for entry in content["policies"]:
         for line in failure_lines(entry):

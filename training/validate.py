@@ -33,7 +33,7 @@ import numpy.typing as npt
 import typer
 from rich.console import Console
 
-from env.simulator.compiled import compiled
+from env.simulator.compiled import allocating, compiled
 from env.simulator.jobs import (
     BACKGROUND,
     LAUNCH_OVERHEAD_S,
@@ -151,7 +151,7 @@ def build_script(run: RunTrace) -> Script:
     )
 
 
-@compiled
+@allocating
 def _rates(  # type: ignore[no-untyped-def]
     running,
     threads,
@@ -202,6 +202,7 @@ def _rates(  # type: ignore[no-untyped-def]
         host_params,
         speed,
         used,
+        np.zeros(n_vcpus),
     )
     for vcpu in range(n_vcpus):
         background[vcpu] = 0.0
@@ -228,7 +229,7 @@ def _rates(  # type: ignore[no-untyped-def]
     return p95, capacity
 
 
-@compiled
+@allocating
 def _replay(  # type: ignore[no-untyped-def]
     time_s,
     kind,

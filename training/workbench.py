@@ -429,6 +429,7 @@ def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
     except OSError as error:
         raise InputError(f"control groups: {error}") from error
     version = hierarchy.version
+    folder = folder.resolve()  # jobs run in a folder of their own
     path = PurePosixPath(f"/coretide-characterise-{os.getpid()}")
     outer = JobGroup(hierarchy, path, HEAVIEST[version])
     service = JobGroup(hierarchy, path / "memcached", DEFAULT_WEIGHT[version])

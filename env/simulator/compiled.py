@@ -36,14 +36,28 @@ def cache_folder() -> Path:
 numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
 
 
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True, "nogil": True}
+_UNCOUNTED = _OPTIONS | {"_nrt": False}
+
+
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a scalar function; division by zero follows IEEE 754, as NumPy's does."""
-    return numba.njit(error_model="numpy", cache=True, nogil=True)(function)
+    """
+    Compile a scalar function; division by zero follows IEEE 754, as NumPy's does.
+
+    It works on arrays that it is given and can make none: numba's reference counts, which each look
+    at an array would cost, are off.
+    """
+    return numba.njit(**_UNCOUNTED)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function into its callers: a call would pass every array as seven numbers."""
-    return numba.njit(error_model="numpy", cache=True, nogil=True, forceinline=True)(function)
+    """`compiled` into its callers: a call would pass every array as seven numbers."""
+    return numba.njit(forceinline=True, **_UNCOUNTED)(function)
+
+
+def allocating(function: Callable[..., Any]) -> Any:
+    """`compiled`, for a function that makes arrays."""
+    return numba.njit(**_OPTIONS)(function)
 
 
 def callable_from_kernel(*functions: Callable[..., Any]) -> None:

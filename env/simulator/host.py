@@ -76,6 +76,8 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("occupancy", real, vcpus),
         ("background", real, vcpus),
         ("equal", real, vcpus),
+        ("busy", real, vcpus),  # memcached's and all jobs' shares together
+        ("wait", real),  # memcached's run-queue delay per CPU second
         ("p95_us", real),
         ("capacity_qps", real),
         ("service_cpu", real),

@@ -19,8 +19,6 @@ answers three questions, in this order:
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
 
-import numpy as np
-
 from env.simulator.compiled import compiled, inlined
 
 JOB_FIELDS = (
@@ -230,6 +228,7 @@ def job_speeds(
     host_params,
     speed,
     used,
+    busy,
 ):
     """Shares and speeds of all jobs under one allocation.
 
@@ -244,10 +243,12 @@ def job_speeds(
     :param host_params: float64[...] in the order of ``HOST_FIELDS``.
     :param speed: float64[J], output: seconds of ``work_s`` done per second.
     :param used: float64[J, C], output: share of each vCPU that each job keeps busy.
+    :param busy: float64[C], output: their sum over the jobs.
     :returns: the jobs' memory pressure, the sum of pressure x vCPUs in use.
     """
     n_jobs, n_cores = used.shape
-    busy = np.zeros(n_cores)  # `_total` of each vCPU, kept up to date with `used`
+    for core in range(n_cores):
+        busy[core] = 0.0  # from here on kept up to date with `used`
     for job in range(n_jobs):
         speed[job] = 0.0
         for core in range(n_cores):

@@ -28,11 +28,9 @@ from env.simulator.service import (
 )
 
 callable_from_kernel(
-    action.job_readiness,
-    action.may_keep,
+    action.open_edits,
     action.can_serve,
     action.is_legal,
-    action.strike_out,
     action.legal_edits,
     action.apply_edit,
     action.resolve_sets,
@@ -85,20 +83,19 @@ _NO_BACKLOG = 1e-3  # requests
 def refresh(h):
     """Bring latency, shares and speeds up to date with the load and the allocation in force."""
     n_jobs, n_vcpus = h.used.shape
-    for job in range(n_jobs):
-        h.running[job] = 1 if h.true_state[job] == RUNNING else 0
     # First what memcached asks for, taking every vCPU that batch work may use as busy: how the
     # vCPUs it shares or has for siblings are really used follows from that.
     for vcpu in range(n_vcpus):
         h.background[vcpu] = 0.0
         h.equal[vcpu] = 0.0
-        for job in range(n_jobs):
-            if h.running[job] and (h.true_cores[job] >> vcpu) & 1:
-                most = min(1.0, h.true_quota[job])
-                if h.true_weight[job] == NORMAL:
-                    h.equal[vcpu] = max(h.equal[vcpu], most)
-                else:
-                    h.background[vcpu] = max(h.background[vcpu], most)
+    for job in range(n_jobs):
+        h.running[job] = 1 if h.true_state[job] == RUNNING else 0
+        if h.running[job]:
+            batch = h.equal if h.true_weight[job] == NORMAL else h.background
+            most = min(1.0, h.true_quota[job])
+            for vcpu in range(n_vcpus):
+                if (h.true_cores[job] >> vcpu) & 1:
+                    batch[vcpu] = max(batch[vcpu], most)
     demand = h.load_qps
     _, capacity, _ = service_state(
         demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
@@ -111,16 +108,21 @@ def refresh(h):
         h.occupancy[vcpu] = held * min(1.0, demand / capacity)
     pressure = job_speeds(
         h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
-        h.occupancy, h.job_params, h.host_params, h.speed, h.used,
+        h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy,
     )  # fmt: skip
     for vcpu in range(n_vcpus):
         h.background[vcpu] = 0.0
         h.equal[vcpu] = 0.0
-        for job in range(n_jobs):
-            if h.true_weight[job] == NORMAL:
-                h.equal[vcpu] += h.used[job, vcpu]
-            else:
-                h.background[vcpu] += h.used[job, vcpu]
+    for job in range(n_jobs):
+        if h.running[job]:
+            batch = h.equal if h.true_weight[job] == NORMAL else h.background
+            for vcpu in range(n_vcpus):
+                batch[vcpu] += h.used[job, vcpu]
+    h.wait = CALM_WAIT
+    for vcpu in range(n_vcpus):
+        h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu])
+        if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
+            h.wait = CONTENDED_WAIT
     h.p95_us, h.capacity_qps, h.service_cpu = service_state(
         h.load_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
         h.service_params,
@@ -166,20 +168,15 @@ def elapse(h, step_s):
     h.over_slo_s += h.slow_fraction * step_s
     h.requests += rate * step_s
     h.service_cpu_s += h.service_cpu * step_s
-    contended = 0.0
-    for vcpu in range(h.occupancy.shape[0]):
-        h.vcpu_busy_s[vcpu] += step_s * min(
-            1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu]
-        )
-        if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
-            contended = 1.0
-    h.service_wait_s += (
-        h.service_cpu * step_s * (CALM_WAIT + (CONTENDED_WAIT - CALM_WAIT) * contended)
-    )
+    h.service_wait_s += h.service_cpu * step_s * h.wait
+    for vcpu in range(h.busy.shape[0]):
+        h.vcpu_busy_s[vcpu] += h.busy[vcpu] * step_s
     for job in range(h.work_left_s.shape[0]):
         if h.true_state[job] == RUNNING:
-            for vcpu in range(h.occupancy.shape[0]):
-                h.job_cpu_s[job] += h.used[job, vcpu] * step_s
+            cpu_s = h.job_cpu_s[job]
+            for vcpu in range(h.busy.shape[0]):
+                cpu_s += h.used[job, vcpu] * step_s
+            h.job_cpu_s[job] = cpu_s
             launching = min(step_s, h.overhead_left_s[job])
             h.overhead_left_s[job] -= launching
             h.work_left_s[job] -= h.speed[job] * (step_s - launching)
@@ -199,6 +196,9 @@ def count_requests(h, count):
 @compiled
 def mix(weights, p95s, levels, p95_us, count):
     """Add `count` requests of a latency to a mixture of so many levels; the new number of them."""
+    if levels > 0 and p95s[levels - 1] == p95_us:  # still as it was
+        weights[levels - 1] += count
+        return levels
     nearest, distance = -1, math.inf
     for level in range(levels):
         apart = abs(p95s[level] - p95_us)
@@ -515,7 +515,7 @@ def step(h, rows, targets, edit, gamma, terms):
     One decision of an edit policy: act, let time pass, sense, reward.
 
     :param h: host row
-    :param rows: int64[n_edits, 10], see `env.action.EditTable`
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
     :param targets: float64[n_intervals], the load trace [requests/s]
     :param edit: index of the edit
     :param gamma: the trainer's discount, for the shaping term
@@ -560,7 +560,7 @@ def step(h, rows, targets, edit, gamma, terms):
 def look(h, rows, row):
     """Write the observation of a host: features, then the action mask."""
     n_features = row.shape[0] - rows.shape[0]
-    observation.observe(h, row[:n_features])
+    observation.observe(h, h.occupancy.shape[0], row[:n_features])
     action.legal_edits(h, rows, row[n_features:])
 
 
@@ -613,7 +613,7 @@ def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observ
     One decision on each of B hosts; the hosts are independent.
 
     :param hosts: structured array[B]
-    :param rows: int64[n_edits, 10]
+    :param rows: int64[n_edits, 7]
     :param targets: float64[B, n_intervals]
     :param edits: int64[B]
     :param gamma: discount for the shaping term

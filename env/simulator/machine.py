@@ -242,6 +242,8 @@ class SimulatedMachine:
     :param factory: what its episodes look like
     """
 
+    makes_load = True
+
     def __init__(self, factory: EpisodeFactory):
         self.factory = factory
         self.scenario = factory.scenario
@@ -303,6 +305,9 @@ class SimulatedMachine:
     def look(self, row: npt.NDArray[np.float32]) -> None:
         """Write the observation, float32[observation_size]."""
         kernel.look_at(self._hosts, 0, self.factory.table.rows, row)
+
+    def close(self) -> None:
+        """Nothing to undo."""
 
     # --- for policies that decide on whole allocations ---
 

@@ -54,6 +54,7 @@ class ColocationVecEnv(VecEnv):
         threads: int = 1,
     ):
         self.factory = EpisodeFactory(scenario, profile, variation)
+        self.table = self.factory.table
         size = self.factory.observation_size
         self.render_mode = None
         super().__init__(
