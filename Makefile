@@ -10,16 +10,19 @@ UV_STAMP := $(VENV)/.uv-$(UV_VERSION)
 STAMP    := $(VENV)/.installed
 PACKAGES := env agents training deploy benchmarks
 SCRIPTS  := $(wildcard train.py deploy.py)
+# What shows cgroup v2 at work in some five minutes of emulation.
+V2_TESTS := tests/live/test_weights.py tests/live/test_live_deploy.py \
+	-k "test_weights or run_to_their_end or check_says"
 SUDO     := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 # Trust what the system trusts: some networks put a certificate of their own in between.
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-live lint bench lock clean
+.PHONY: help setup demo test test-live test-live-v2 lint bench lock clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
 setup: $(STAMP)  ## install what the lock file names into .venv
 
@@ -31,6 +34,9 @@ test: lint  ## lint, check the types and run the tests
 
 test-live: setup  ## kill and break everything the live side stands on; needs root and Docker
 	$(PY) -m pytest -m survival tests/live
+
+test-live-v2: setup  ## the live tests on cgroup v2, in an emulated guest; needs root and Debian
+	$(SUDO) tests/live/guest/boot $(PY) -m pytest --color=no -p no:cacheprovider $(V2_TESTS)
 
 lint: setup  ## ruff and mypy
 	$(PY) -m ruff check

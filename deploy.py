@@ -4,6 +4,7 @@ Run a policy on this machine: memcached keeps its SLO, the batch jobs finish ear
 python deploy.py --checkpoint best.zip --scenario cca-2025 --memcached 127.0.0.1:11211
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line, the process's own if none is given
     :return: 0 if all is well, 1 if a job or the restoring failed, 128 + signal if interrupted
     """
+    gc.disable()  # until the loop starts: nothing that is imported is garbage
     # Forked first, so that it stays small; everything else is imported afterwards.
     watcher = guardian.spawn()
     try:

@@ -2,31 +2,36 @@
 Train a policy.
 
 python train.py --env sim --scenario cca-2025
+python train.py --env vm --scenario local --resume checkpoints/local.zip
 """
 
 import argparse
 import dataclasses
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.commands import add_machine_options, settings_of
 from env.commandline import OneLineParser, whole_number
 from env.errors import InputError, exit_on_bad_input
-from env.scenario import load_scenario
-from training.recipe import load_recipe
+from env.scenario import Scenario, load_scenario
+from training.recipe import Recipe, load_recipe
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     command = OneLineParser(prog="train.py", description="Train a PPO policy.")
     add = command.add_argument
-    add("--env", choices=["sim"], default="sim", help="where to learn: the simulator")
+    add("--env", choices=["sim", "vm"], default="sim", help="the simulator, or this machine")
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file")
-    add("--recipe", default="default", help="a shipped recipe or a YAML file of hyperparameters")
+    add("--recipe", help="a shipped recipe or a YAML file (default, or live with --env vm)")
     add("--steps", type=whole_number(1), help="decisions to train for (the recipe's)")
     add("--seed", type=whole_number(0), default=0, help="of everything random (%(default)s)")
     add("--out", type=Path, help="folder of the run (runs/SCENARIO-RECIPE-SEED)")
     add("--resume", type=Path, help="a checkpoint to go on from")
     add("--fast", action="store_true", help="the fused trainer: same algorithm, less overhead")
+    machine = command.add_argument_group("with --env vm", "memcached must be under load")
+    add_machine_options(machine)
     return command
 
 
@@ -39,13 +44,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
         scenario = load_scenario(arguments.scenario)
-        recipe = load_recipe(arguments.recipe)
+        recipe_name = arguments.recipe or ("live" if arguments.env == "vm" else "default")
+        recipe = load_recipe(recipe_name)
         if arguments.steps:
             recipe = recipe.model_copy(update={"steps": arguments.steps})
-        name = f"{scenario.name}-{Path(arguments.recipe).stem}-{arguments.seed}"
+        name = f"{scenario.name}-{Path(recipe_name).stem}-{arguments.seed}"
         folder = arguments.out or Path("runs") / name
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; --out wants a folder")
+
+        if arguments.env == "vm":
+            train_on_this_machine(arguments, scenario, recipe, folder)
+            return
 
         # Imported late: torch takes seconds, and a wrong option should not.
         from training.ppo import train
@@ -60,6 +70,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     figures = ", ".join(f"{key} {value:.4g}" for key, value in dataclasses.asdict(best).items())
     print(f"best of {folder} on the selection traces (simulated): {figures}")
+
+
+def train_on_this_machine(
+    arguments: argparse.Namespace, scenario: Scenario, recipe: Recipe, folder: Path
+) -> None:
+    """
+    Train with `--env vm`.
+
+    :param arguments: what `parser` read
+    :param scenario: the problem
+    :param recipe: how to train
+    :param folder: of this run
+    :raises InputError: if the checkpoint or the machine does not fit
+    """
+    if arguments.fast:
+        raise InputError("--fast: for the simulator only")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # undo everything then, too
+    from training.vm import train_live
+
+    settings = settings_of(arguments, folder / "episodes")
+    figures = train_live(scenario, recipe, arguments.seed, folder, settings, arguments.resume)
+    said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items() if key != "traces")
+    print(f"{folder}/last.zip, on this machine (measured): {said}")
 
 
 if __name__ == "__main__":

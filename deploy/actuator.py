@@ -22,6 +22,9 @@ from deploy.state import JobRecord, ServiceRecord, State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.scenario import Scenario
 
+SAVE_EVERY_S = 1.0
+"""How often a state that could not be written is tried again."""
+
 
 class Actuator:
     """
@@ -57,6 +60,7 @@ class Actuator:
         self._service_written: tuple[int, ...] = ()
         self._complaint = ""
         self._service_changes = 0
+        self._save_at_s = 0.0
 
     @property
     def changes(self) -> int:
@@ -136,6 +140,9 @@ class Actuator:
         for run in self.jobs.values():
             run.advance(now_s)
             run.write()
+        if self._company.unsaved and now_s >= self._save_at_s:
+            self._save_at_s = now_s + SAVE_EVERY_S
+            self._company.save()
 
     def wait(self, timeout_s: float) -> None:
         """

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import agents
 from deploy import deployment
@@ -21,13 +22,10 @@ def parser() -> argparse.ArgumentParser:
     who.add_argument("--checkpoint", default="best.zip", help="a trained policy (%(default)s)")
     who.add_argument("--policy", help="any shipped policy, or a file with a rule's parameters")
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
-    add("--memcached", type=address, default="127.0.0.1:11211", help="HOST:PORT (%(default)s)")
-    add("--runtime", choices=["docker", "process"], default="docker", help="who runs the jobs")
-    add("--docker", help="address of the Docker daemon (DOCKER_HOST, or Docker's own default)")
-    add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
-    add("--state", type=Path, default=_state_folder(), help="folder of the state (%(default)s)")
+    add_machine_options(command)
     add("--report", type=Path, default=Path("report"), help="folder of the report (%(default)s)")
     add("--no-pictures", action="store_true", help="report figures only, which is quicker")
+    add("--view", action="store_true", help="show a live picture in place of events")
     add("--probe", action="store_true", help="measure memcached's latency from this machine")
     add("--metrics-port", type=whole_number(0, 65535), help="serve Prometheus on loopback")
     add("--leave-jobs", action="store_true", help="when interrupted, leave the jobs running")
@@ -39,6 +37,41 @@ def parser() -> argparse.ArgumentParser:
     return command
 
 
+def add_machine_options(command: argparse._ActionsContainer) -> None:
+    """
+    Add the options that say where memcached is and who runs the jobs.
+
+    :param command: a command line, or a group of its options
+    """
+    add = command.add_argument
+    add("--memcached", type=address, default="127.0.0.1:11211", help="HOST:PORT (%(default)s)")
+    add("--runtime", choices=["docker", "process"], default="docker", help="who runs the jobs")
+    add("--docker", help="address of the Docker daemon (DOCKER_HOST, or Docker's own default)")
+    add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
+    add("--state", type=Path, default=state_folder(), help="folder of the state (%(default)s)")
+
+
+def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> deployment.Settings:
+    """
+    The settings that a command line with `add_machine_options` asks for.
+
+    :param arguments: what it read
+    :param report: where records go
+    :param more: further settings
+    """
+    host, port = arguments.memcached
+    return deployment.Settings(
+        host=host,
+        port=port,
+        runtime=arguments.runtime,
+        docker=arguments.docker,
+        privileged=arguments.allow_privileged,
+        folder=arguments.state,
+        report=report,
+        **more,
+    )
+
+
 def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
     """
     Do as the command line says.
@@ -48,18 +81,13 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
     :return: the exit code
     """
     arguments = parser().parse_args(argv)
-    host, port = arguments.memcached
-    settings = deployment.Settings(
-        host=host,
-        port=port,
-        runtime=arguments.runtime,
-        docker=arguments.docker,
-        privileged=arguments.allow_privileged,
-        folder=arguments.state,
-        report=arguments.report,
+    settings = settings_of(
+        arguments,
+        arguments.report,
         probe=arguments.probe,
         metrics_port=arguments.metrics_port,
         illustrated=not arguments.no_pictures,
+        view=arguments.view,
         leave_jobs=arguments.leave_jobs,
         resume=arguments.resume,
         dry_run=arguments.dry_run,
@@ -77,7 +105,7 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
     raise AssertionError("not reached")
 
 
-def _state_folder() -> Path:
+def state_folder() -> Path:
     """A folder that a reboot empties: nothing of a deployment outlives it."""
     if os.geteuid() == 0:
         return Path("/run/coretide")

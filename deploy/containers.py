@@ -7,14 +7,11 @@ directly (`deploy.placement`).
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import docker
-import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from typing import TYPE_CHECKING, Any
 
 from deploy import proof
 from deploy.cgroups import Hierarchy, JobGroup, cpuset_folder
@@ -27,6 +24,9 @@ from deploy.runtimes import (
     RuntimeUnavailableError,
 )
 from env.allocation import Weight
+
+if TYPE_CHECKING:
+    import docker
 
 LABEL = "coretide.nonce"
 CALL_LIMIT_S = 10
@@ -69,9 +69,9 @@ class DockerRuntime:
             try:
                 container = self._create(api, attempt, cores)
                 api.start(container)
-            except ImageNotFound as error:
+            except sdk().errors.ImageNotFound as error:
                 raise JobFailedError(f"image {attempt.job.image} is not there") from error
-            except APIError as error:
+            except sdk().errors.APIError as error:
                 raise JobFailedError(f"cannot be started: {error.explanation}") from error
             return self._instance(api, attempt, container["Id"])
 
@@ -108,7 +108,7 @@ class DockerRuntime:
                     api.wait(instance.key, timeout=CALL_LIMIT_S)
                 state = self._state(api, instance)
                 tail = api.logs(instance.key, tail=LOG_LINES).decode(errors="replace").strip()
-            except NotFound:
+            except sdk().errors.NotFound:
                 return proof.NO_PROOF if code is None else code, "its container is gone"
         if code is None:
             # 0 without proof is what a daemon says that did not see the end.
@@ -117,16 +117,20 @@ class DockerRuntime:
 
     def remove(self, instance: Instance) -> None:
         """See `Runtime.remove`."""
-        with self._calls() as api, contextlib.suppress(NotFound):
+        with self._calls() as api, contextlib.suppress(sdk().errors.NotFound):
             api.remove_container(instance.key, force=True, v=True)
+        proof.trim(instance.attempt.folder)
 
     def find(self, attempt: Attempt) -> Instance | None:
         """See `Runtime.find`."""
         with self._calls() as api:
             try:
                 found = api.inspect_container(self._container_name(attempt))
-            except NotFound:
-                return None
+            except sdk().errors.NotFound:
+                if proof.exit_code(attempt.folder) is None:
+                    return None
+                # Its end was seen, and not written down.
+                return Instance(attempt, self._container_name(attempt), 0, -1, None)
             if found["Config"]["Labels"].get(LABEL) != self._nonce:
                 return None
             return self._instance(api, attempt, found["Id"])
@@ -136,7 +140,7 @@ class DockerRuntime:
         with self._calls() as api:
             ours = {"label": f"{LABEL}={self._nonce}"}
             for container in api.containers(all=True, filters=ours):
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(sdk().errors.NotFound):
                     api.remove_container(container["Id"], force=True, v=True)
 
     def _create(self, api: Any, attempt: Attempt, cores: tuple[int, ...]) -> Any:
@@ -148,15 +152,23 @@ class DockerRuntime:
             "cgroup_parent": str(group.path),
             "mem_limit": f"{job.memory_mib}m",
             "memswap_limit": f"{job.memory_mib}m",
-            "mounts": [docker.types.Mount(proof.MOUNTED_AT, str(attempt.folder), type="bind")],
-            "log_config": docker.types.LogConfig(
+            "mounts": [
+                sdk().types.Mount(
+                    proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"
+                )
+            ],
+            "log_config": sdk().types.LogConfig(
                 type="json-file", config={"max-size": "1m", "max-file": "1"}
             ),
             "security_opt": ["no-new-privileges"],
         }
         place = {}
         if not self._privileged:
+            # All that it can write to but the proof is memory: no file needs to be larger.
+            largest = job.memory_mib << 20
+            file_size = sdk().types.Ulimit(name="fsize", soft=largest, hard=largest)
             limits |= {"read_only": True, "cap_drop": ["ALL"], "tmpfs": {"/tmp": "size=64m"}}
+            limits["ulimits"] = [file_size]
             place = {"working_dir": "/tmp"}
         command = proof.wrapped(
             job.launch_command(attempt.threads),
@@ -186,7 +198,7 @@ class DockerRuntime:
         return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"
 
     def _remove_leftover(self, api: Any, name: str) -> None:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(sdk().errors.NotFound):
             if api.inspect_container(name)["Config"]["Labels"].get(LABEL) == self._nonce:
                 api.remove_container(name, force=True, v=True)
 
@@ -202,20 +214,28 @@ class DockerRuntime:
             if self._client is None:
                 self._client = connect(self._url)
             yield self._client.api
-        except (requests.exceptions.RequestException, OSError) as error:
+        except OSError as error:  # as are those of the HTTP library
             raise RuntimeUnavailableError(f"Docker: {error}") from error
-        except (JobFailedError, APIError):
+        except (JobFailedError, sdk().errors.APIError):
             raise
-        except DockerException as error:
+        except sdk().errors.DockerException as error:
             raise RuntimeUnavailableError(f"Docker: {error}") from error
 
 
-def connect(url: str | None) -> docker.DockerClient:
+@functools.cache
+def sdk() -> Any:
+    """Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start."""
+    import docker
+
+    return docker
+
+
+def connect(url: str | None) -> "docker.DockerClient":
     """
     A Docker daemon.
 
     :param url: its address; the environment's own if none is given
     """
     if url is None:
-        return docker.from_env(timeout=CALL_LIMIT_S)
-    return docker.DockerClient(base_url=url, timeout=CALL_LIMIT_S)
+        return sdk().from_env(timeout=CALL_LIMIT_S)
+    return sdk().DockerClient(base_url=url, timeout=CALL_LIMIT_S)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import statistics
 import subprocess
 import sys
@@ -32,10 +33,11 @@ from rich.table import Table
 from deploy import daemon, memcached
 from deploy.images import ensure_stress_image
 from deploy.record import LOAD_FILE
-from deploy.report import PAGE_FILE, read_report
+from deploy.report import PAGE_FILE, REPORT_FILE, read_report
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("demo")
 CHECKPOINT = Path("checkpoints/local.zip")
 STAND_IN = "perfiso"
@@ -50,7 +52,10 @@ PACKAGES = {
     "busybox": "busybox-static",
 }
 INSTALL_LIMIT_S = 600.0
-MEASURE_S, PREPARE_S, RUN_S = 180.0, 15.0, 125.0
+MEASURE_S, PREPARE_S = 180.0, 15.0
+RUN_S = (85.0, 170.0)
+"""Under the trained policy, and under the rule."""
+
 END_S = 15.0
 """What a deployment that is told to stop has to put the machine right."""
 
@@ -144,15 +149,16 @@ def _answers(url: str) -> bool:
     return True
 
 
-def deploy(policy: str, problem: str, url: str, folder: Path) -> None:
+def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) -> None:
     """
-    One run: a fresh memcached under load, and a deployment until the last job has ended.
+    One run: a fresh memcached under load, and a deployment until all jobs or the time have ended.
 
     :param policy: who decides
     :param problem: the scenario's name or file
     :param url: the Docker daemon's address
     :param folder: of the run's report
-    :raises InputError: if the jobs are not done in time
+    :param limit_s: how long it may take
+    :raises InputError: if the run left no report
     """
     scenario = load_scenario(problem)
     shutil.rmtree(folder, ignore_errors=True)
@@ -169,13 +175,14 @@ def deploy(policy: str, problem: str, url: str, folder: Path) -> None:
         command += ["--state", state, "--report", str(folder)]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
-            process.wait(RUN_S)
+            process.wait(limit_s)
         except subprocess.TimeoutExpired:
             _give_up(process, [sys.executable, "deploy.py", "--restore", "--state", state])
-            raise InputError(
-                f"under {policy} the jobs were not done within {RUN_S:.0f} s: the machine is too "
-                f"slow, or busy with other things; {folder}/deploy.txt has what happened"
-            ) from None
+            # A run that was stopped has written its figures alone.
+            draw = [sys.executable, "-m", "deploy.report", str(folder)]
+            subprocess.run(draw, stdout=subprocess.DEVNULL, check=False)
+    if not (folder / REPORT_FILE).exists():
+        raise InputError(f"no report of the run under {policy}: {folder}/deploy.txt has the reason")
 
 
 def _give_up(deployment: subprocess.Popen[bytes], restore: list[str]) -> None:
@@ -228,7 +235,7 @@ def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
     view.add_column("")
     for report in reports:
         view.add_column(report["policy"], justify="right")
-    view.add_row("makespan, s", *(f"{report['makespan_s']:.1f}" for report in reports))
+    view.add_row("makespan, s", *(_makespan(report["makespan_s"]) for report in reports))
     slo = f"intervals above {scenario.service.slo_us:g} µs"
     view.add_row(slo, *(_violations(report) for report in reports))
     view.add_row("median p95, µs", *(_median(report["p95_us"]) for report in reports))
@@ -238,6 +245,10 @@ def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
     for name in scenario.job_names:
         view.add_row(f"{name}, s", *(_job(report["jobs"].get(name)) for report in reports))
     return view
+
+
+def _makespan(makespan_s: float | None) -> str:
+    return "not done" if makespan_s is None else f"{makespan_s:.1f}"
 
 
 def _violations(report: dict[str, Any]) -> str:
@@ -256,13 +267,35 @@ def _job(job: dict[str, Any] | None) -> str:
     return f"{job['start_s']:.1f} to {job['end_s']:.1f}{failed}"
 
 
+def hand_over(folder: Path) -> None:
+    """
+    Give what root has left in somebody's folder to the folder's owner.
+
+    :param folder: with everything below it; links are not followed
+    """
+    owner = folder.stat()
+    if owner.st_uid == 0:
+        return
+    for _, folders, files, here in os.fwalk(folder):
+        for name in (*folders, *files):
+            found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            elsewhere = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
+            if found.st_uid == 0 and not elsewhere:
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=here, follow_symlinks=False)
+
+
 def main() -> None:
     """Measure, run twice, compare."""
     console = Console()
     budget = Budget(console)
-    with exit_on_bad_input(), contextlib.suppress(KeyboardInterrupt):
+    with (
+        exit_on_bad_input(),
+        contextlib.suppress(KeyboardInterrupt),
+        contextlib.ExitStack() as after,
+    ):
         if os.geteuid() != 0:
             raise InputError("containers need root: sudo make demo")
+        after.callback(hand_over, ROOT)
         FOLDER.mkdir(exist_ok=True)
         install_missing(budget)
         budget.started_s = time.monotonic()
@@ -276,9 +309,9 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             with budget.step("starting Docker", PREPARE_S):
                 url = stack.enter_context(docker_daemon())
-            for policy, folder in zip(policies, folders, strict=True):
-                with budget.step(f"running under {policy}", RUN_S):
-                    deploy(policy, problem, url, folder)
+            for policy, folder, limit_s in zip(policies, folders, RUN_S, strict=True):
+                with budget.step(f"running under {policy}", limit_s):
+                    deploy(policy, problem, url, folder, limit_s)
         console.print(side_by_side([read_report(folder) for folder in folders], scenario))
         for folder in folders:
             console.print(folder / PAGE_FILE, highlight=False)

@@ -1,8 +1,11 @@
 """One deployment: prepare, run the loop, leave the machine as it was found."""
 
 import contextlib
+import ctypes
+import gc
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,14 +20,16 @@ from deploy.actuator import Actuator
 from deploy.cgroups import LEAST_WEIGHT, Hierarchy, JobGroup, find_hierarchy, job_groups_beside
 from deploy.dry_run import DryActuator
 from deploy.guardian import Guardian, make_safe
+from deploy.lines import LineFile
 from deploy.loop import Loop, Sampler, StopRequest
 from deploy.machine import LiveMachine
 from deploy.placement import online_vcpus
-from deploy.record import LOAD_FILE, SCHEDULER, Event, Recorder
+from deploy.record import LOAD_FILE, SCHEDULER, Event, Recorder, set_aside
 from deploy.restore import undo
 from deploy.runtimes import ProcessRuntime, Runtime
 from deploy.sensors import ServiceSensor, VcpuClock
 from deploy.state import STATE_FILE, State, StateFolder, claim
+from deploy.terminal import complain, say
 from env.allocation import Allocation
 from env.errors import InputError
 from env.scenario import Scenario
@@ -36,7 +41,13 @@ if TYPE_CHECKING:
 FIND_LIMIT_S = 1.0
 """How long memcached may take to answer at the start."""
 
+VIEW_END_S = 3.0
+"""How long the live picture may take to show the end."""
+
 EXIT_OK, EXIT_FAILED = 0, 1
+
+M_ARENA_MAX = -8
+"""From glibc's malloc.h. A heap of its own for the worker thread takes 3 MiB."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Settings:
     :param probe: whether memcached's latency is measured from this machine
     :param metrics_port: where Prometheus may ask, None if nowhere
     :param illustrated: whether the report has pictures and a page
+    :param view: whether a live picture takes the place of the printed events
     :param leave_jobs: whether an interrupted deployment leaves its jobs running
     :param resume: whether to go on from what an earlier loop left
     :param dry_run: whether nothing may be touched
@@ -69,6 +81,7 @@ class Settings:
     probe: bool = False
     metrics_port: int | None = None
     illustrated: bool = True
+    view: bool = False
     leave_jobs: bool = False
     resume: bool = False
     dry_run: bool = False
@@ -85,26 +98,27 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     :return: the exit code: 0 if every job has succeeded and the machine is as it was
     :raises InputError: if it cannot begin
     """
-    online = online_vcpus()
-    if not set(range(scenario.machine.vcpus)) <= set(online) and not settings.dry_run:
-        raise InputError(
-            f"scenario {scenario.name}: wants {scenario.machine.vcpus} vCPUs; this machine has "
-            f"{len(online)}"
-        )
+    if not settings.dry_run:
+        require_vcpus(scenario)
     folder = StateFolder(settings.folder)
     folder.lock()
-    state = _begin_state(scenario, settings, folder)
+    state = begin_state(scenario, settings, folder)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         sensor = ServiceSensor(settings.host, settings.port)
         stack.callback(sensor.close)
         who = find_service(sensor, settings, state.started_s)
-        vcpus = VcpuClock(scenario.machine.vcpus, _cpuacct())
+        vcpus = VcpuClock(scenario.machine.vcpus, cpuacct())
         stack.callback(vcpus.close)
-        listeners: list[Callable[[Event], None]] = [_print_event]
+        listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
         samplers: list[Sampler] = []
+        if not settings.resume:
+            set_aside(settings.report)
+        view = stack.enter_context(contextlib.ExitStack())  # closed after the last record
         recorder = Recorder(settings.report, scenario, state.started_s, partial(_tell, listeners))
         stack.callback(recorder.close)
+        if settings.view:
+            view.callback(_await_view, _start_view(settings.report))
         samplers.append(recorder.sample)
         if settings.metrics_port is not None:
             from deploy.metrics import Endpoint, RunCollector
@@ -122,7 +136,9 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             stack.callback(probe.stop)
             load_file = settings.report / LOAD_FILE
             if not load_file.exists():  # else the load itself tells
-                log = IntervalLog(probe, load_file, scenario.load.interval_s)
+                rows = LineFile.at(load_file, recorder.disk)
+                stack.callback(rows.close)
+                log = IntervalLog(probe, rows, scenario.load.interval_s)
                 samplers.append(partial(_log_interval, log))
         if settings.dry_run:
             dry = DryActuator(scenario, state)
@@ -134,9 +150,11 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         runtime = make_runtime(state, settings, hierarchy)
         groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
-        folder.save(state)
+        if not settings.resume:
+            _save_first(folder, state)
         guardian.watch(folder.path / STATE_FILE)
         machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe)
+        _settle_memory()
         try:
             if settings.resume:
                 machine.take_over()
@@ -144,11 +162,13 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         finally:
             actuator.close()
             leave = settings.leave_jobs and stop.number != 0
-            faults = _end(state, folder, runtime, hierarchy, leave, recorder)
-        if not stop.number:
-            from deploy.outcome import write_report  # late: drawing it takes memory
+            faults = end(state, folder, runtime, hierarchy, leave, recorder)
+        if not faults:
+            guardian.stop()  # the report takes seconds, without a beat
+        from deploy.outcome import write_report  # late: drawing it takes memory
 
-            write_report(settings.report, policy.name, machine, not faults, settings.illustrated)
+        restored, stopped = not (faults or leave), stop.number != 0
+        write_report(settings.report, policy.name, machine, restored, stopped, settings.illustrated)
         return _exit_code(state, stop, faults)
 
 
@@ -168,12 +188,25 @@ def restore(settings: Settings) -> int:
     hierarchy = usable_hierarchy()
     faults = undo(state, folder, make_runtime(state, settings, hierarchy), hierarchy)
     for fault in faults:
-        print(f"coretide: {fault}", file=sys.stderr)
+        complain(fault)
     if faults:
         return EXIT_FAILED
     folder.clear()
     print("memcached has its vCPUs back, no job is left, nothing is paused")
     return EXIT_OK
+
+
+def require_vcpus(scenario: Scenario) -> None:
+    """
+    Make sure that this machine has the scenario's vCPUs.
+
+    :raises InputError: if it does not
+    """
+    wanted, online = scenario.machine.vcpus, online_vcpus()
+    if not set(range(wanted)) <= set(online):
+        raise InputError(
+            f"scenario {scenario.name}: wants {wanted} vCPUs; this machine has {len(online)}"
+        )
 
 
 def usable_hierarchy() -> Hierarchy | None:
@@ -201,7 +234,12 @@ def make_runtime(state: State, settings: Settings, hierarchy: Hierarchy | None) 
     return DockerRuntime(hierarchy, state.nonce, state.docker or None, settings.privileged)
 
 
-def _begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
+def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
+    """
+    A new deployment, or the one to resume.
+
+    :raises InputError: if the folder holds one that has not ended, or none to resume
+    """
     left = folder.load()
     if settings.resume:
         if left is None:
@@ -222,6 +260,22 @@ def _begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) ->
         docker=settings.docker or "",
         started_s=time.monotonic(),
     )
+
+
+def _settle_memory() -> None:
+    """What is there now stays: collections leave it alone, and threads share the main heap."""
+    gc.freeze()
+    gc.enable()
+    with contextlib.suppress(AttributeError):  # it is glibc's
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+def _save_first(folder: StateFolder, state: State) -> None:
+    """Write a state before anything is done; nothing is done if that is not possible."""
+    try:
+        folder.save(state)
+    except OSError as error:
+        raise InputError(f"{folder.path}: cannot hold the state: {error.strerror}") from error
 
 
 def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) -> service.Identity:
@@ -263,7 +317,8 @@ def group_maker(
     return lambda job: beside(f"coretide-{state.nonce}-{job}")
 
 
-def _cpuacct() -> Path | None:
+def cpuacct() -> Path | None:
+    """Where version 1 keeps the vCPUs' busy times, if anywhere."""
     try:
         hierarchy = find_hierarchy()
     except OSError:
@@ -271,7 +326,7 @@ def _cpuacct() -> Path | None:
     return hierarchy.mounts.get("cpuacct") if hierarchy.version == 1 else None
 
 
-def _end(
+def end(
     state: State,
     folder: StateFolder,
     runtime: Runtime,
@@ -279,7 +334,11 @@ def _end(
     leave: bool,
     recorder: Recorder,
 ) -> list[str]:
-    """Leave the machine as it was found, or the jobs running where that was asked for."""
+    """
+    Leave the machine as it was found, or the jobs running where that was asked for.
+
+    :return: what could not be undone, one line each
+    """
     if leave:
         lines = make_safe(folder.path / STATE_FILE)
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
@@ -301,8 +360,7 @@ def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
 
 
 def _log_interval(log: "IntervalLog", telemetry: Telemetry, allocation: Allocation) -> None:
-    with contextlib.suppress(OSError):  # a full disk costs an interval, not the run
-        log.poll(telemetry.service.requests)
+    log.poll(telemetry.service.requests)
 
 
 def _tell(listeners: list[Callable[[Event], None]], event: Event) -> None:
@@ -310,6 +368,21 @@ def _tell(listeners: list[Callable[[Event], None]], event: Event) -> None:
         listener(event)
 
 
+def _start_view(folder: Path) -> subprocess.Popen[bytes]:
+    """A process of its own, which Ctrl-C does not reach: it shows the run to its end."""
+    command = [sys.executable, "-m", "deploy.view", str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _await_view(view: subprocess.Popen[bytes]) -> None:
+    try:
+        view.wait(VIEW_END_S)
+    except subprocess.TimeoutExpired:
+        view.terminate()
+        view.wait()
+
+
 def _print_event(event: Event) -> None:
-    said = event.detail if event.what == "custom" else f"{event.what} {event.arguments()}"
-    print(f"{event.time_s:8.3f} s  {event.job} {said}".rstrip(), flush=True)
+    words = [f"{event.time_s:8.3f} s ", event.job]
+    words += [event.what, event.arguments()] if event.what != "custom" else []
+    say(" ".join(filter(None, (*words, event.detail))))

@@ -8,7 +8,6 @@ nothing is lost. A loop that was only late puts things right when it goes on.
 """
 
 import contextlib
-import http.client
 import json
 import os
 import select
@@ -42,6 +41,7 @@ class Guardian:
         self.pid = pid
         self._pipe = pipe
         self._beat_s = 0.0
+        self._stopped = False
         self._watchdog = Watchdog()
 
     def watch(self, state_file: Path) -> None:
@@ -60,7 +60,11 @@ class Guardian:
             self._watchdog.beat(now_s)
 
     def stop(self) -> None:
-        """Dismiss it: the loop has restored everything itself."""
+        """Dismiss it: the loop has restored everything itself; a second time does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._watchdog.stopping()
         self._write(STOP)
         os.close(self._pipe)
         os.waitpid(self.pid, 0)
@@ -81,13 +85,24 @@ def spawn() -> Guardian:
     os.close(writer)
     try:
         os.setsid()  # Ctrl-C is for the loop
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _guard(reader)
     finally:
         os._exit(0)
 
 
+def launch() -> Guardian:
+    """Start the guardian from a process that is large or has threads, which must not fork."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "deploy.guardian"]
+    orders = [(os.POSIX_SPAWN_DUP2, reader, 0)]
+    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
+    os.close(reader)
+    os.set_blocking(writer, False)
+    return Guardian(pid, writer)
+
+
 def _guard(reader: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state_file = _first_line(reader)
     if state_file is None:
         return
@@ -139,7 +154,7 @@ def make_safe(state_file: Path) -> list[str]:
 def _tried(what: str, step: Callable[..., None], *arguments: Any) -> str:
     try:
         step(*arguments)
-    except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+    except (OSError, ValueError, KeyError) as error:
         return f"not done: {what}: {error}"
     return what
 
@@ -173,18 +188,17 @@ def _free_job(state: dict[str, Any], job: dict[str, Any]) -> None:
 
 
 def _unpause(url: str, container: str) -> None:
-    """Docker's API without its SDK, which takes too long to import."""
+    """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
     path = url.removeprefix("unix://") if url else "/var/run/docker.sock"
-    connection = http.client.HTTPConnection("localhost", timeout=CALL_LIMIT_S)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(CALL_LIMIT_S)
-    with contextlib.closing(connection):
-        connection.sock.connect(path)
-        connection.request("POST", f"/containers/{container}/unpause")
-        answer = connection.getresponse()
-        said = answer.read().decode(errors="replace")
-        if answer.status >= 400 and "not paused" not in said and answer.status != 404:
-            raise OSError(f"Docker: {said.strip()}")
+    request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CALL_LIMIT_S)
+        connection.connect(path)
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
+    status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"
+    if status >= 400 and "not paused" not in answer and status != 404:
+        raise OSError(f"Docker: {answer.splitlines()[-1]}")
 
 
 def _started(pid: int) -> int:
@@ -200,3 +214,7 @@ def _say(line: str) -> None:
     stamp = time.strftime("%H:%M:%S")
     with contextlib.suppress(OSError):
         print(f"{stamp} guardian: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    _guard(sys.stdin.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 
 from deploy.cgroups import JobGroup
 from deploy.proof import exit_code
-from deploy.record import Recorder
+from deploy.record import SCHEDULER, Recorder
 from deploy.runtimes import Attempt, Instance, JobFailedError, Runtime, RuntimeUnavailableError
 from deploy.state import JobRecord, State, StateFolder
 from env.allocation import JobAllocation, JobState, Weight
@@ -56,17 +56,21 @@ class Company:
     state: State
     group_for: Callable[[str], JobGroup] | None
     recorder: Recorder
+    unsaved: bool = False
 
     def note(self, job: str, detail: str) -> None:
         """Record something out of the ordinary."""
         self.recorder.event("custom", job, detail=detail)
 
     def save(self) -> None:
-        """Write the state; a full disk is reported, and does not stop the loop."""
+        """Write the state; a full disk is reported once, and does not stop the loop."""
         try:
             self.folder.save(self.state)
+            self.unsaved = False
         except OSError as error:
-            self.note("scheduler", f"state not written: {error}")
+            if not self.unsaved:
+                self.note(SCHEDULER, f"state not written, no job is started: {error}")
+            self.unsaved = True
 
 
 @dataclass
@@ -96,6 +100,7 @@ class JobRun:
         self._group: JobGroup | None = None
         self._written = JobAllocation()
         self._paused_at_s: float | None = None
+        self._doubted = False  # somebody may have resumed it
         self._ended = False
         self._remains: Instance | None = None
         self._call: _Call | None = None
@@ -123,7 +128,7 @@ class JobRun:
     @property
     def settled(self) -> bool:
         """Whether the machine is as wanted."""
-        if self.busy:
+        if self.busy or self._doubted:
             return False
         if self.record.exit_code is not None or self.wanted.state == JobState.PENDING:
             return True
@@ -158,8 +163,9 @@ class JobRun:
         self._ended = True
 
     def forget_written(self) -> None:
-        """Somebody else may have changed things: write everything anew."""
+        """Somebody else may have changed things: write all anew, and look whether a pause holds."""
         self._written = JobAllocation()
+        self._doubted = self._paused_at_s is not None
 
     def write(self) -> None:
         """Write weight, quota and vCPUs directly, if they differ from what was written."""
@@ -257,6 +263,8 @@ class JobRun:
                 self._begin_attempt(now_s)
         elif self._ended:
             self._submit("ending", runtime.outcome, now_s, instance)
+        elif self._doubted:
+            self._submit("looking", runtime.paused, now_s, instance)
         elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None:
             self._submit("pausing", runtime.pause, now_s, instance)
         elif self.wanted.state == JobState.RUNNING and self._paused_at_s is not None:
@@ -270,9 +278,12 @@ class JobRun:
             self.make_group()
             attempt = self.attempt(self.record.attempts)
         except OSError as error:
-            self._fail(GIVEN_UP, f"no place to run: {error}", now_s)
+            self._put_off("starting", f"no place to run: {error}", now_s)
             return
         self._company.save()
+        if self._company.unsaved:  # a loop that takes over must know of it
+            self._put_off("starting", "the state cannot be written", now_s)
+            return
         self._submit("starting", self._start, now_s, attempt, self.wanted)
 
     def _start(self, attempt: Attempt, wanted: JobAllocation) -> tuple[Instance, JobAllocation]:
@@ -294,14 +305,14 @@ class JobRun:
         try:
             result = call.future.result()
         except RuntimeUnavailableError as error:
-            self._put_off(call, str(error), now_s)
+            self._put_off(call.what, str(error), now_s)
             return
         except JobFailedError as error:
             self._fail(GIVEN_UP, str(error), now_s)
             return
         except Exception as error:
             # Whatever Docker or the kernel come up with: tried again, and reported once.
-            self._put_off(call, f"{type(error).__name__}: {error}", now_s)
+            self._put_off(call.what, f"{type(error).__name__}: {error}", now_s)
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
         if call.what == "starting":
@@ -312,23 +323,27 @@ class JobRun:
         elif call.what == "resuming":
             self._note_resumed(now_s)
             self._note_change("unpause")
+        elif call.what == "looking":
+            self._doubted = False
+            if not result:
+                self._note_resumed(now_s)
         elif call.what == "ending":
             self._note_ended(now_s, *result)
         elif call.what == "removing":
             self._remains = None
 
-    def _put_off(self, call: _Call, why: str, now_s: float) -> None:
-        self._complain(f"{call.what} is tried again: {why}")
+    def _put_off(self, what: str, why: str, now_s: float) -> None:
+        self._complain(f"{what} is tried again: {why}")
         self._retry_at_s = now_s + self._pause_s
         self._pause_s = min(2.0 * self._pause_s, LONGEST_PAUSE_S)
         since = self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
         if now_s - since <= UNAVAILABLE_LIMIT_S:
             return
         self._away_since_s = None
-        if call.what == "removing":
+        if what == "removing":
             self._remains = None
             self._company.note(self.job.name, "its remains could not be removed")
-        elif call.what in ("starting", "ending"):
+        elif what in ("starting", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
     def _note_started(self, now_s: float, instance: Instance, placed: JobAllocation) -> None:

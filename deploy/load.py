@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from deploy import mcperf, realtime
 from deploy.generator import COUNT, READY, START
 from deploy.keys import load_records
+from deploy.lines import Disk, LineFile
 from deploy.probe import LIMIT_S, RATE_QPS, Probe
 from env.commandline import OneLineParser, address, number, whole_number
 from env.errors import InputError, exit_on_bad_input
@@ -63,6 +64,8 @@ class Client:
         )
         try:
             self.start_s = self._begin()
+            # Read once: the clock may be set during the run.
+            self.epoch_s = time.time() - time.monotonic()
         except BaseException:
             self.stop()
             raise
@@ -92,13 +95,12 @@ class Client:
         _, answered, late, self.cpu_s = COUNT.unpack(self._from_generator(COUNT.size))
         self.late_ticks.append(late)
         probed = sum(late_us < 1e6 * LIMIT_S for late_us in latencies_us)
-        epoch_s = time.time() - time.monotonic()
         return mcperf.format_row(
             latencies_us,
             (answered + probed) / self.trace.interval_s,
             self.trace.targets[index],
-            epoch_s + start_s,
-            epoch_s + end_s,
+            self.epoch_s + start_s,
+            self.epoch_s + end_s,
         )
 
     def stop(self) -> None:
@@ -131,16 +133,16 @@ def serve(client: Client) -> None:
 
     :param client: a running one
     """
-    epoch_s = time.time() - time.monotonic()
-    print(f"Timestamp start: {round(1000 * (epoch_s + client.start_s))}")
-    print(mcperf.HEADER, flush=True)
+    output = LineFile(sys.stdout.fileno(), Disk("the load's output"))
+    output.append(f"Timestamp start: {round(1000 * (client.epoch_s + client.start_s))}")
+    output.append(mcperf.HEADER)
     served = 0.0
     for index in range(len(client.trace.targets)):
         row = client.row(index)
-        print(row, flush=True)
+        output.append(row)
         served += mcperf.read_rows([mcperf.HEADER, row])[0].qps
-    print(f"Timestamp end: {round(1000 * time.time())}")
-    print(f"Total QPS = {served / len(client.trace.targets):.1f}", flush=True)
+    output.append(f"Timestamp end: {round(1000 * (client.epoch_s + time.monotonic()))}")
+    output.append(f"Total QPS = {served / len(client.trace.targets):.1f}")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -158,7 +158,7 @@ class Loop:
     :param policy: who decides
     :param recorder: is told what happens
     :param stop: says when to stop early
-    :param samplers: are shown the readings at every change, and once a second
+    :param samplers: are shown the readings at every change, once a second and at the end
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class Loop:
         self._await_readings()
         while not (self.machine.over or self._stop.number):
             self.step()
+        self._sample(self.machine.telemetry())
 
     def step(self) -> None:
         """One decision and the wait for the next."""
@@ -194,10 +195,13 @@ class Loop:
         self._note_decision(time.perf_counter() - before)
         due = telemetry.time_s - self._sampled_s >= SAMPLE_EVERY_S
         if due or machine.actuator.changes != changes:
-            self._sampled_s = telemetry.time_s
-            for sampler in self._samplers:
-                sampler(telemetry, machine.applied)
+            self._sample(telemetry)
         machine.advance(telemetry.time_s + guarded.period_s, guarded.wakes)
+
+    def _sample(self, telemetry: Telemetry) -> None:
+        self._sampled_s = telemetry.time_s
+        for sampler in self._samplers:
+            sampler(telemetry, self.machine.applied)
 
     def decision_us(self) -> tuple[float, float]:
         """Median and 99th percentile of the time from readings to changes [µs]."""

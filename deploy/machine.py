@@ -9,17 +9,18 @@ by a short window that lies after it whole, so that the policy sees the new load
 import math
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from deploy.guardian import Guardian
 from deploy.record import SCHEDULER, Recorder
 from deploy.sensors import ServiceSensor, VcpuClock
 from deploy.service import Identity
 from deploy.state import State
+from env.action import apply_edit, resolve_sets
 from env.allocation import Allocation, JobAllocation, JobState
 from env.control import ControlState, regulated, wish
-from env.regulator import REASONS, pass_through, regulate_jobs, regulate_service
-from env.scenario import Scenario
+from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
+from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
 ASK_AHEAD_S = 0.002
@@ -137,7 +138,7 @@ class LiveMachine:
         self._probed_us: float | None = None
         self._started_s = actuator.state.started_s
         self._busy_before = vcpus.read()
-        self._row = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 1.0))
+        self._row = ControlState.initial(scenario, profile_work_s(scenario.profile))
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self.now_s
@@ -149,6 +150,11 @@ class LiveMachine:
     def now_s(self) -> float:
         """Seconds since the run started; setting the machine's clock does not change it."""
         return time.monotonic() - self._started_s
+
+    @property
+    def polled_s(self) -> float:
+        """When the sensors were last read, seconds since the run started."""
+        return self._polled_s
 
     @property
     def over(self) -> bool:
@@ -165,9 +171,12 @@ class LiveMachine:
     def stale(self) -> str:
         """Why the telemetry cannot be decided by; empty if it can."""
         age_s = self.sensor.age_s(self.now_s)
-        if age_s <= STALE_S:
-            return ""
-        return f"memcached's readings are {age_s:.1f} s old" if age_s < 1e9 else "no reading yet"
+        if age_s == math.inf:
+            return "no reading yet"
+        if age_s > STALE_S:
+            return f"memcached's readings are {age_s:.1f} s old"
+        bad_s = time.monotonic() - self._vcpus.bad_since_s
+        return f"the vCPUs' readings make no sense for {bad_s:.1f} s" if bad_s > STALE_S else ""
 
     def take_over(self) -> None:
         """Go on from what an earlier loop left running."""
@@ -222,19 +231,50 @@ class LiveMachine:
         :param allocation: the policy's wish
         :param regulator_on: False lets the wish through as it is
         """
-        row = self._row
-        row.now_s = self._polled_s
-        for index, run in enumerate(self.actuator.jobs.values()):
-            row.job_state[index] = int(run.state)
+        row = self._up_to_date()
         if allocation is not self._wished:
             wish(row, allocation, self.scenario)
             self._wished = allocation
-        row.overruled = 0
         if regulator_on:
             regulate_service(row)
             regulate_jobs(row)
         else:
             pass_through(row)
+        self._send()
+
+    def sense(self) -> ControlState:
+        """The control row with all readings of the last poll, for whoever decides by edits."""
+        row = self._up_to_date()
+        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
+        row.job_cpu_s = [run.cpu_s() for run in self.actuator.jobs.values()]
+        return row
+
+    def edit(self, rows: Any, edit: int) -> None:
+        """
+        Wish for one edit of the allocation; what the regulator leaves of it is actuated.
+
+        :param rows: int[n_edits, 7], see `env.action.EditTable`
+        :param edit: index of the edit
+        """
+        row = self._up_to_date()
+        self._wished = None
+        apply_edit(row, rows, edit)
+        regulate_service(row)
+        resolve_sets(row)
+        regulate_jobs(row)
+        self._send()
+
+    def _up_to_date(self) -> ControlState:
+        """The control row, with the time and the jobs' states as of the last poll."""
+        row = self._row
+        row.now_s, row.overruled = self._polled_s, 0
+        for index, run in enumerate(self.actuator.jobs.values()):
+            row.job_state[index] = int(run.state)
+        return row
+
+    def _send(self) -> None:
+        """Have what the regulator left actuated, if it has changed."""
+        row = self._row
         if row.overruled_reasons != self._reasons:
             self._note_overruled()
         self.overruled += row.overruled
@@ -283,9 +323,10 @@ class LiveMachine:
         if self.sensor.who is not None:
             self.actuator.follow(self.sensor.who)
         self.actuator.poll(now_s)
+        states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
-            if run.state == JobState.PENDING:  # a failed attempt, to be started again
-                self._row.state[index] = int(JobState.PENDING)
+            if states[index] != PENDING and run.state == JobState.PENDING:
+                states[index] = PENDING  # a failed attempt, to be started again
                 self._sent = ()
 
     def _p95_us(self) -> float | None:

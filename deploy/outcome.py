@@ -1,23 +1,31 @@
 """How a deployment has ended, for its report: figures that only the loop itself knows."""
 
 import resource
-import sys
 from pathlib import Path
 
 from deploy import report
 from deploy.machine import LiveMachine
+from deploy.terminal import complain
 
 
 def write_report(
-    folder: Path, policy: str, machine: LiveMachine, restored: bool, illustrated: bool
+    folder: Path,
+    policy: str,
+    machine: LiveMachine,
+    restored: bool,
+    stopped: bool,
+    illustrated: bool,
 ) -> None:
     """
     Say what the run has come to; a full disk does not undo the run.
+
+    A run that was stopped gets figures alone, at once: whoever stopped it waits.
 
     :param folder: of the run's records
     :param policy: who decided
     :param machine: on which everything has ended
     :param restored: whether it is as it was found
+    :param stopped: whether the run was ended before its jobs were done
     :param illustrated: whether to draw pictures and a page
     """
     state, lasted_s = machine.actuator.state, machine.now_s
@@ -35,10 +43,11 @@ def write_report(
         usage.ru_maxrss / 1024,
     )
     outcome = report.Outcome(
-        policy, jobs, machine.actuator.changes, machine.overruled, cost, restored
+        policy, lasted_s, jobs, machine.actuator.changes, machine.overruled, cost, restored
     )
     try:
-        intervals = report.load_intervals(folder, outcome.window_s[1])
-        report.write(folder, machine.scenario, outcome, intervals, illustrated)
+        intervals = report.load_intervals(folder, 0.0 if stopped else outcome.window_s[1])
+        shown = illustrated and not stopped
+        report.write(folder, machine.scenario, outcome, intervals, shown)
     except OSError as error:
-        print(f"coretide: {folder}: no report: {error}", file=sys.stderr)
+        complain(f"{folder}: no report: {error}")

@@ -26,10 +26,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from deploy import realtime
 from deploy.keys import ANSWERED, RECORDS, get_request
+from deploy.lines import LineFile
 from deploy.mcperf import HEADER, format_row, percentile
 from env.commandline import OneLineParser, address
 from env.errors import exit_on_bad_input
@@ -143,15 +143,16 @@ class IntervalLog:
     Latency interval by interval, for runs whose load does not tell: written in mcperf's columns.
 
     :param probe: measures; its records of a whole interval are kept from now on
-    :param path: where the rows go; rows of an earlier part of the run stay
+    :param lines: where the rows go; rows of an earlier part of the run stay
     :param interval_s: length of an interval [s]
     """
 
-    def __init__(self, probe: Probe, path: Path, interval_s: float):
+    def __init__(self, probe: Probe, lines: LineFile, interval_s: float):
         self._probe = probe
-        self._path = path
+        self._lines = lines
         self._interval_s = interval_s
         self._start_s = time.monotonic()
+        self._epoch_s = time.time() - self._start_s
         self._requests = math.nan
         probe.keep_s = max(probe.keep_s, interval_s + 4.0 * LIMIT_S)
 
@@ -160,7 +161,6 @@ class IntervalLog:
         Write the interval's row once it has ended.
 
         :param requests: memcached's count of requests so far
-        :raises OSError: if the row cannot be written
         """
         end_s = self._start_s + self._interval_s
         if math.isnan(self._requests):
@@ -169,11 +169,10 @@ class IntervalLog:
             return
         latencies_us = [1e6 * late_s for late_s in self._probe.between(self._start_s, end_s)]
         qps = max(0.0, requests - self._requests) / self._interval_s
-        epoch_s = time.time() - time.monotonic()
-        row = format_row(latencies_us, qps, round(qps), epoch_s + self._start_s, epoch_s + end_s)
-        new = not self._path.exists()
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{HEADER}\n{row}\n" if new else f"{row}\n")
+        times_s = (self._epoch_s + self._start_s, self._epoch_s + end_s)
+        if self._lines.size == 0:
+            self._lines.append(HEADER)
+        self._lines.append(format_row(latencies_us, qps, round(qps), *times_s))
         self._start_s, self._requests = end_s, requests
 
 

@@ -8,9 +8,8 @@ a crash of the loop loses nothing. When the disk refuses a line, it is kept in m
 once there is room: the loop goes on.
 """
 
+import contextlib
 import csv
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote_plus, unquote_plus
 
+from deploy.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
 from env.errors import InputError
 from env.scenario import Scenario
@@ -34,11 +34,11 @@ SCHEDULER, MEMCACHED = "scheduler", "memcached"
 
 EVENTS = ("start", "end", "update_cores", "pause", "unpause", "custom")
 
+JOB_PREFIX = "job_"
+"""Begins the columns of a job, which may be called like one of memcached's: cpu."""
+
 RECENT = 50
 """How many events are kept for the live view."""
-
-KEPT_LINES = 20_000
-"""How many lines wait in memory while the disk is full; at 200 bytes a line, 4 MB."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,30 @@ class Recorder:
     ):
         self.started_s = started_s
         self.recent: deque[Event] = deque(maxlen=RECENT)
+        self.disk = Disk(str(folder))
         self._listener = listener
-        # Wall-clock time of the start. Only the monotonic clock counts from here on, so that
-        # the log stays in order when somebody sets the clock.
-        self._epoch_s = time.time() - (time.monotonic() - started_s)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._events = _Lines(folder / EVENTS_FILE)
-            self._samples = _Lines(folder / SAMPLES_FILE)
-            if self._events.empty:
+            self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
+            self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
+            resumed = self._events.size > 0
+            if not resumed:
                 problem = scenario.model_dump_json(indent=2)
                 (folder / SCENARIO_FILE).write_text(problem, encoding="utf-8")
         except OSError as error:
             raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
-        if self._samples.empty:
+        # Wall-clock time of the start. Only the monotonic clock counts from here on, so that
+        # the log stays in order when somebody sets the clock, be it before a run is resumed.
+        self._epoch_s = time.time() - (time.monotonic() - started_s)
+        if resumed:
+            with contextlib.suppress(ValueError):  # its first line may not be whole
+                self._epoch_s = started_at_s(folder)
+        if self._samples.size == 0:
             self._samples.append(",".join(_columns(scenario)))
-        if self._events.empty:
-            self._write(Event(0.0, "start", SCHEDULER))
-        else:
+        if resumed:
             self.event("custom", SCHEDULER, detail="resumed")
+        else:
+            self._write(Event(0.0, "start", SCHEDULER))
 
     def event(
         self,
@@ -171,11 +176,44 @@ class Recorder:
         self.event("end", SCHEDULER)
         self._events.close()
         self._samples.close()
+        self.disk.close()
 
     def _write(self, event: Event) -> None:
         stamp = datetime.fromtimestamp(self._epoch_s + event.time_s)
         words = (stamp.isoformat(timespec="microseconds"), event.what, event.job)
         self._events.append(" ".join((*words, event.arguments())).rstrip())
+
+
+def set_aside(folder: Path) -> None:
+    """
+    Make room for a new run: what an earlier one has left goes to a folder named after its start.
+
+    A load that was written since belongs to the new run, and stays.
+
+    :param folder: of the records; nothing happens if it holds none
+    :raises InputError: if it cannot be written to
+    """
+    log, load = folder / EVENTS_FILE, folder / LOAD_FILE
+    if not log.exists():
+        return
+    ended_s = log.stat().st_mtime
+    files = [path for path in folder.iterdir() if path.is_file() and path != load]
+    if load.exists() and load.stat().st_mtime <= ended_s:
+        files.append(load)
+    try:
+        earlier = folder / _start_in_words(folder)
+        earlier.mkdir(exist_ok=True)
+        for path in files:
+            path.replace(earlier / path.name)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
+
+
+def _start_in_words(folder: Path) -> str:
+    try:
+        return datetime.fromtimestamp(started_at_s(folder)).strftime("%Y-%m-%dT%H-%M-%S")
+    except ValueError:  # not even its first line is whole
+        return "earlier"
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -279,11 +317,12 @@ def parse_samples(lines: Iterable[str]) -> list[Sample]:
 
 def _sample(row: dict[str, str]) -> Sample:
     jobs = {
-        name.removesuffix("_state"): JobSample(
+        column.removeprefix(JOB_PREFIX).removesuffix("_state"): JobSample(
             state, float(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
         )
-        for name, state in row.items()
-        if name.endswith("_state") and (job := name.removesuffix("_state"))
+        for column, state in row.items()
+        if column.startswith(JOB_PREFIX) and column.endswith("_state")
+        for job in [column.removesuffix("_state")]
     }
     return Sample(
         time_s=float(row["time_s"]),
@@ -305,61 +344,8 @@ def _columns(scenario: Scenario) -> Iterator[str]:
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
         for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):
-            yield f"{name}_{field}"
+            yield f"{JOB_PREFIX}{name}_{field}"
 
 
 def _listed(cores: tuple[int, ...]) -> str:
     return ";".join(map(str, cores))
-
-
-class _Lines:
-    """
-    Appends lines to a file, each with a write of its own.
-
-    What the disk refuses waits for the next line; what does not fit into memory is counted.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._waiting: deque[bytes] = deque()
-        self._lost = 0
-        self._refused = False
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(self._file).st_size
-        self.empty = size == 0
-        # A killed writer may have left half a line.
-        if size > 0 and os.pread(self._file, 1, size - 1) != b"\n":
-            self._waiting.append(b"\n")
-
-    def append(self, line: str) -> None:
-        """Write a line, or keep it."""
-        if len(self._waiting) < KEPT_LINES:
-            self._waiting.append(line.encode() + b"\n")
-        else:
-            self._lost += 1
-        try:
-            while self._waiting:
-                text = self._waiting[0]
-                written = os.write(self._file, text)
-                if written == len(text):
-                    self._waiting.popleft()
-                else:
-                    self._waiting[0] = text[written:]
-        except OSError as error:
-            self._refuse(error)
-
-    def close(self) -> None:
-        """Close the file, and say what it does not hold."""
-        lost = self._lost + len(self._waiting)
-        if lost:
-            print(f"coretide: {self._path}: {lost} lines could not be written", file=sys.stderr)
-        os.close(self._file)
-
-    def _refuse(self, error: OSError) -> None:
-        if not self._refused:
-            self._refused = True
-            print(
-                f"coretide: {self._path}: {error.strerror}; lines wait in memory until there is "
-                "room",
-                file=sys.stderr,
-            )

@@ -36,6 +36,7 @@ from deploy.record import (
     read_events,
     started_at_s,
 )
+from deploy.terminal import complain
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
@@ -54,8 +55,8 @@ class JobOutcome:
     How a job ended.
 
     :param exit_code: of the job; None if it never ended
-    :param start_s: when its first attempt started, since the run's start
-    :param end_s: when it was done or given up
+    :param start_s: when its first attempt started, since the run's start; None if it never did
+    :param end_s: when it was done or given up; None if it was neither
     :param paused_s: how long it was paused
     :param retries: attempts after the first
     """
@@ -90,6 +91,7 @@ class Outcome:
     A run's figures, but for latency.
 
     :param policy: who decided
+    :param lasted_s: when the run ended, since its start
     :param jobs: how each job ended
     :param actuations: changes made
     :param overruled: decisions that the regulator changed
@@ -98,6 +100,7 @@ class Outcome:
     """
 
     policy: str
+    lasted_s: float
     jobs: Mapping[str, JobOutcome]
     actuations: int
     overruled: int
@@ -105,11 +108,20 @@ class Outcome:
     restored: bool
 
     @property
+    def finished(self) -> bool:
+        """Whether every job is done or given up."""
+        return all(job.end_s is not None for job in self.jobs.values())
+
+    @property
     def window_s(self) -> tuple[float, float]:
-        """From the first job's start to the last job's end, since the run's start; maybe empty."""
+        """
+        From the first job's start to the last job's end, since the run's start; maybe empty.
+
+        A job that never ended counts to the run's end.
+        """
         starts = [job.start_s for job in self.jobs.values() if job.start_s is not None]
-        ends = [job.end_s for job in self.jobs.values() if job.end_s is not None]
-        return (min(starts), max(ends)) if starts and ends else (0.0, 0.0)
+        ends = [self.lasted_s if job.end_s is None else job.end_s for job in self.jobs.values()]
+        return (min(starts), max(ends)) if starts else (0.0, 0.0)
 
 
 def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> list[float]:
@@ -167,7 +179,7 @@ def content(
     The report, ready for JSON.
 
     An interval violates if its p95 exceeds the SLO; those that overlap the time from the first
-    job's start to the last one's end count.
+    job's start to the last one's end count. A run with jobs that never ended has no makespan.
 
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
@@ -179,7 +191,7 @@ def content(
     violations = sum(row.p95_us > slo_us for row in counted)
     return {
         "policy": outcome.policy,
-        "makespan_s": last_s - first_s,
+        "makespan_s": last_s - first_s if outcome.finished else None,
         "jobs": {name: asdict(job) for name, job in outcome.jobs.items()},
         "violation_ratio": violations / len(counted) if counted else None,
         "p95_us": [row.p95_us for row in counted],
@@ -302,7 +314,7 @@ def _draw(folder: Path) -> bool:
         subprocess.run(command, check=True, timeout=DRAW_LIMIT_S, capture_output=True, text=True)
     except (subprocess.SubprocessError, OSError) as error:
         said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
-        print(f"coretide: no pictures: {''.join(said)}", file=sys.stderr)
+        complain(f"no pictures: {''.join(said)}")
         return False
     return True
 

@@ -6,6 +6,7 @@ never by the loop; a job's place on the machine is changed through its `Placemen
 """
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -131,7 +132,7 @@ class ProcessRuntime:
         """See `Runtime.start`."""
         command = attempt.job.launch_command(attempt.threads)
         arguments = [proof.SHELL, "-c", AWAIT_LINE, "coretide"]
-        arguments += proof.wrapped(command, str(attempt.folder), os.devnull)
+        arguments += proof.wrapped(command, str(proof.proof_file(attempt.folder)), os.devnull)
         with (attempt.folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 arguments,
@@ -155,6 +156,8 @@ class ProcessRuntime:
             process.stdin.close()
         except OSError as error:
             process.kill()
+            if error.errno == errno.ENOSPC:
+                raise RuntimeUnavailableError(str(error)) from error
             raise JobFailedError(f"cannot be started: {error}") from error
         key = f"{process.pid}-{identify(process.pid).started}"
         return Instance(attempt, key, process.pid, os.pidfd_open(process.pid), placement)
@@ -253,7 +256,8 @@ def _recorded_pid(folder: Path) -> int:
     try:
         pid = int((folder / PID_FILE).read_text(encoding="utf-8"))
         # The number may have gone to somebody else.
-        ours = str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        ours = str(proof.proof_file(folder)).encode() in arguments
     except (OSError, ValueError):
         return 0
     return pid if ours else 0

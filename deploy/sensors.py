@@ -12,8 +12,10 @@ import contextlib
 import math
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
 
 from deploy.service import Identity, identify, is_alive, is_memcached, thread_ids
@@ -29,6 +31,15 @@ SILENCE_S = 2.0
 
 LONGEST_ANSWER = 64 << 10
 """More than `stats` ever answers [bytes]."""
+
+LONGEST_NUMBER = 20
+"""Digits of the largest 64-bit counter."""
+
+MOST_QPS = 1e8
+"""More than any memcached serves [requests/s]."""
+
+SLACK_S = 0.1
+"""How much more than a whole window a thread's clock may have moved on in it."""
 
 LONGEST_WINDOW_S = 1.0
 """Counters further apart than this say nothing about the rate now."""
@@ -89,6 +100,11 @@ class ThreadClock:
         delay = self._ended_delay_ns + sum(delay for _, delay in self._last.values())
         return Cpu(now_s, used * 1e-9, delay * 1e-9)
 
+    @property
+    def threads(self) -> int:
+        """How many threads are read."""
+        return len(self._files)
+
     def close(self) -> None:
         """Give the file descriptors back."""
         for thread in list(self._files):
@@ -97,9 +113,9 @@ class ThreadClock:
     def _read_thread(self, file: int, thread: int) -> bool:
         try:
             cpu, delay, _ = os.pread(file, 80, 0).split()
+            self._last[thread] = (int(cpu), int(delay))
         except (OSError, ValueError):
             return False
-        self._last[thread] = (int(cpu), int(delay))
         return True
 
     def _list_threads(self, now_s: float) -> None:
@@ -211,10 +227,16 @@ class StatsConnection:
 
 
 class VcpuClock:
-    """Busy seconds of each vCPU, from the finest source the machine has; see `source`."""
+    """
+    Busy seconds of each vCPU, from the finest source the machine has; see `source`.
+
+    `bad_since_s` is since when readings make no sense, on the monotonic clock; inf while they do.
+    """
 
     def __init__(self, vcpus: int, cpuacct: Path | None):
-        self._vcpus = vcpus
+        self.bad_since_s = math.inf
+        self._vcpus = min(vcpus, os.cpu_count() or vcpus)  # a dry run may want more than there are
+        self._busy_s = (0.0,) * self._vcpus
         candidates: list[tuple[Path, Callable[[bytes], list[float]]]] = [
             (Path("/proc/schedstat"), _from_schedstat),
             (Path("/proc/stat"), _from_stat),
@@ -226,9 +248,14 @@ class VcpuClock:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[float, ...]:
-        """Busy seconds since boot."""
-        busy = self._parse(os.pread(self._file, 64 << 10, 0))
-        return tuple(busy[: self._vcpus])
+        """Busy seconds since boot; those of the last reading that made sense, 0 before it."""
+        with contextlib.suppress(OSError, ValueError, IndexError, OverflowError):
+            busy_s = tuple(self._parse(os.pread(self._file, 64 << 10, 0))[: self._vcpus])
+            if len(busy_s) == self._vcpus and min(map(sub, busy_s, self._busy_s)) >= 0.0:
+                self._busy_s, self.bad_since_s = busy_s, math.inf
+                return busy_s
+        self.bad_since_s = min(self.bad_since_s, time.monotonic())
+        return self._busy_s
 
     def close(self) -> None:
         """Give the file descriptor back."""
@@ -294,16 +321,17 @@ class ServiceSensor:
             return
         try:
             who = identify(pid)
-            self._clock = ThreadClock(who, now_s)
+            clock = ThreadClock(who, now_s)
+            first = clock.read(now_s)
         except OSError:
             return
+        self._clock = clock
         if self.who is not None and self.requests is not None:
             self._requests_offset = self.requests.count
         if self.who is not None and self.cpu is not None:
             self._cpu_offset, self._delay_offset = self.cpu.cpu_s, self.cpu.run_delay_s
         self.who = who
         self._cpu_before = self._requests_before = None
-        first = self._clock.read(now_s)
         self._cpu_offset -= first.cpu_s
         self._delay_offset -= first.run_delay_s
         self._read_cpu(now_s)
@@ -320,7 +348,13 @@ class ServiceSensor:
         before, self._cpu_before = self._cpu_before, reading
         if before is not None:
             window_s, used_s = reading.time_s - before.time_s, reading.cpu_s - before.cpu_s
-            if used_s < 0.0 or reading.run_delay_s < before.run_delay_s or window_s <= 0.0:
+            delay_s = reading.run_delay_s - before.run_delay_s
+            most_s = (window_s + SLACK_S) * self._clock.threads
+            if not 0.0 <= used_s <= most_s or delay_s < 0.0 or window_s <= 0.0:
+                # No process does that: count on from the last good reading.
+                if self.cpu is not None:
+                    self._cpu_offset = self.cpu.cpu_s - reading.cpu_s
+                    self._delay_offset = self.cpu.run_delay_s - reading.run_delay_s
                 return
             if window_s <= LONGEST_WINDOW_S:
                 self.cpu_cores = used_s / window_s
@@ -335,7 +369,7 @@ class ServiceSensor:
             self._requests_offset -= reading.count
         else:
             window_s, served = reading.time_s - before.time_s, reading.count - before.count
-            if served < 0 or window_s <= 0.0:
+            if not 0 <= served <= MOST_QPS * max(window_s, 1.0) or window_s <= 0.0:
                 # Somebody has reset the counters.
                 self._requests_offset += before.count - reading.count
                 return
@@ -346,7 +380,10 @@ class ServiceSensor:
 
 def _number(answer: bytes, name: bytes) -> int:
     start = answer.index(name) + len(name)
-    return int(answer[start : answer.index(b"\r", start)])
+    text = answer[start : answer.index(b"\r", start)]
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"{name!r} is a number of {len(text)} digits")
+    return int(text)
 
 
 def _from_cpuacct(text: bytes) -> list[float]:

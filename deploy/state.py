@@ -9,11 +9,13 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploy.proof import prepare
 from deploy.service import Identity
 from env.errors import InputError
 
@@ -104,7 +106,7 @@ class StateFolder:
 
     def lock(self) -> None:
         """
-        Keep a second loop away, until this process ends.
+        Keep a second loop away, until `unlock` or the end of this process.
 
         :raises InputError: if there is one already
         """
@@ -112,7 +114,12 @@ class StateFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self.unlock()
             raise InputError(f"{self.path}: another loop is running with this state") from error
+
+    def unlock(self) -> None:
+        """Let another loop have the folder."""
+        os.close(self._lock)
 
     def load(self) -> State | None:
         """
@@ -133,20 +140,21 @@ class StateFolder:
         new.replace(self.path / STATE_FILE)
 
     def clear(self) -> None:
-        """Forget a deployment that has ended; its proofs go too."""
+        """Forget a deployment that has ended; its proofs go too, and what processes have left."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / STATE_FILE).unlink()
         for folder in sorted(self.path.glob("attempt-*")):
-            for file in folder.iterdir():
-                file.unlink()
-            folder.rmdir()
+            shutil.rmtree(folder, ignore_errors=True)
 
     def attempt_folder(self, job: str, number: int) -> Path:
-        """Where an attempt leaves its proof; made if need be."""
+        """
+        Where an attempt leaves its proof; made if need be.
+
+        :raises OSError: if the disk has no room for it
+        """
         folder = self.path / f"attempt-{job}-{number}"
         folder.mkdir(exist_ok=True)
-        # A container's user may be any; nobody else comes past the folder above.
-        folder.chmod(0o777)
+        prepare(folder)
         return folder
 
 

@@ -4,13 +4,14 @@ A run in the terminal as it goes on: load, p95, who holds which vCPU, the jobs, 
     python -m deploy.view report
 
 It reads the files that the loop writes, so it can be opened and closed at any time, from any
-terminal, and costs the loop nothing.
+terminal, and costs the loop nothing. `deploy.py --view` opens one with the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from deploy.record import (
     parse_events,
     parse_samples,
 )
+from deploy.terminal import printable
 from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
 from env.scenario import Scenario, load_scenario, profile_work_s
@@ -212,7 +214,7 @@ def plain(said: str) -> Text:
 
     :param said: the words
     """
-    return Text("".join(one if one.isprintable() else "�" for one in said), overflow="ellipsis")
+    return Text(printable(said), overflow="ellipsis")
 
 
 def _spark(share: float) -> str:
@@ -230,14 +232,15 @@ def over(picture: Picture) -> bool:
 
 def watch(reader: Reader, console: Console) -> None:
     """
-    Show a run until it ends.
+    Show a run until it ends, or nobody is left to show it to.
 
     :param reader: its files
     :param console: where to
     """
     reader.update()
+    parent = os.getppid()
     with Live(draw(reader.picture), console=console, auto_refresh=False) as live:
-        while not over(reader.picture):
+        while not over(reader.picture) and os.getppid() == parent:
             time.sleep(REFRESH_S)
             reader.update()
             live.update(draw(reader.picture), refresh=True)

@@ -35,6 +35,11 @@ class Watchdog:
             self._due_s = now_s + self._every_s
             self._say(b"WATCHDOG=1")
 
+    def stopping(self) -> None:
+        """Say that the service is ending: from now on nobody waits for a beat."""
+        if self._socket is not None:
+            self._say(b"STOPPING=1")
+
     def _say(self, message: bytes) -> None:
         assert self._socket is not None
         with contextlib.suppress(OSError):

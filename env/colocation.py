@@ -8,6 +8,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from env.action import EditTable, edit_table
+from env.errors import InputError
 from env.observation import feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import trace_seeds
@@ -16,7 +17,14 @@ TERMINATED, TRUNCATED = 1, 2
 
 
 class Backend(Protocol):
-    """A machine that an environment can run episodes on."""
+    """
+    A machine that an environment can run episodes on.
+
+    `makes_load` says whether it makes its load itself; if not, somebody else loads it, and trace
+    seeds are without effect.
+    """
+
+    makes_load: bool
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
         """Start an episode under mcperf's load of that seed."""
@@ -29,6 +37,9 @@ class Backend(Protocol):
 
     def summary(self) -> dict[str, Any]:
         """The figures of the episode so far."""
+
+    def close(self) -> None:
+        """End the episode; whatever was done to a real machine is undone."""
 
 
 class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
@@ -87,14 +98,18 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
 
         :param seed: fixes everything that is random in this and the following episodes
         :param options: `{"trace_seed": n}` asks for a certain mcperf trace
+        :raises InputError: if a trace is asked for where somebody else makes the load, or a real
+            machine is not as it must be
         """
         super().reset(seed=seed)
         trace_seed = (options or {}).get("trace_seed")
+        if trace_seed is not None and not self.backend.makes_load:
+            raise InputError("trace_seed: this machine's load is made by somebody else")
         if trace_seed is None:
             entropy = int(self.np_random.integers(2**31))
             (trace_seed,) = trace_seeds(entropy, 1, "training")
         self.backend.begin(trace_seed, self.np_random)
-        return self._look(), {"trace_seed": trace_seed}
+        return self._look(), {"trace_seed": trace_seed} if self.backend.makes_load else {}
 
     def step(
         self, action: np.int64 | int
@@ -116,6 +131,10 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     def action_mask(self) -> npt.NDArray[np.bool_]:
         """bool[n_edits]: which edits are legal now; the end of the observation says the same."""
         return self._look()[-len(self.table) :] > 0.5
+
+    def close(self) -> None:
+        """End the episode; a real machine is left as it was found."""
+        self.backend.close()
 
     def _look(self) -> npt.NDArray[np.float32]:
         row = np.empty(self._size, np.float32)

@@ -2,6 +2,9 @@
 Makes `gymnasium.make` find the environments; import it, or name it as a module prefix.
 
     gymnasium.make("env.registration:coretide/Colocation-v0", scenario="cca-2025")
+    gymnasium.make("env.registration:coretide/ColocationVM-v0", scenario="local", runtime="process")
+
+The second one is this machine itself; its parts are named only, and imported when it is made.
 """
 
 import gymnasium
@@ -9,4 +12,10 @@ import gymnasium
 gymnasium.register(
     id="coretide/Colocation-v0",
     entry_point="env.colocation:ColocationEnv",
+)
+
+gymnasium.register(
+    id="coretide/ColocationVM-v0",
+    entry_point="training.vm:live_environment",
+    nondeterministic=True,
 )

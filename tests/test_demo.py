@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_what_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_budgets_keep_the_promise() -> None:
     # 8 minutes after the installation.
-    assert demo.MEASURE_S + demo.PREPARE_S + 2 * (demo.RUN_S + demo.END_S) <= 8 * 60
+    assert demo.MEASURE_S + demo.PREPARE_S + sum(demo.RUN_S) + 2 * demo.END_S <= 8 * 60
     assert demo.MEASURE_S <= 180.0
 
 
@@ -96,3 +97,32 @@ def test_the_load_lasts_as_long_as_it_is_wanted(tmp_path: Path) -> None:
             assert text.startswith("Total number of intervals = 600 (")
             assert read_rows(text.splitlines()) == []
         assert memcached.answering_pid(server.host, server.port) == server.pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_nothing_of_roots_is_left_in_somebodys_checkout(tmp_path: Path) -> None:
+    checkout, outside = tmp_path / "checkout", tmp_path / "outside"
+    (checkout / "demo" / "perfiso").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_text("")
+    (checkout / "demo" / "report.json").write_text("")
+    (checkout / "link").symlink_to(outside)
+    os.link(outside / "secret", checkout / "linked")
+    os.chown(checkout, 1234, 1234)
+    (checkout / "other").write_text("")
+    os.chown(checkout / "other", 4321, 4321)
+    demo.hand_over(checkout)
+    owners = {path.name: path.lstat().st_uid for path in checkout.rglob("*")}
+    assert owners == {
+        "demo": 1234, "perfiso": 1234, "report.json": 1234, "link": 1234, "other": 4321,
+        "linked": 0,
+    }  # fmt: skip
+    assert {path.stat().st_uid for path in (outside, outside / "secret")} == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_checkout_of_roots_stays_roots(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("")
+    os.chown(tmp_path / "theirs", 1234, 1234)
+    demo.hand_over(tmp_path)
+    assert (tmp_path / "theirs").stat().st_uid == 1234

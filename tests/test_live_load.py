@@ -20,6 +20,7 @@ import pytest
 
 from deploy import keys, mcperf, memcached, realtime
 from deploy.generator import TICK_S, Connection, arrivals_of
+from deploy.lines import Disk, LineFile
 from deploy.load import Client, main
 from deploy.probe import LIMIT_S, IntervalLog, Probe
 from env.simulator.load import LoadTrace, dynamic_targets
@@ -183,7 +184,7 @@ def test_the_probe_asks_a_thousand_times_a_second(probe: Probe) -> None:
 
 
 def test_intervals_are_written_where_the_load_does_not_tell(probe: Probe, tmp_path: Path) -> None:
-    log = IntervalLog(probe, tmp_path / "load.txt", 0.3)
+    log = IntervalLog(probe, LineFile.at(tmp_path / "load.txt", Disk("here")), 0.3)
     start_s, epoch_s = time.monotonic(), time.time()
     while (now_s := time.monotonic()) < start_s + 1.0:
         assert probe.poll()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import terminal
 from deploy.record import (
     EVENTS_FILE,
     MEMCACHED,
@@ -20,6 +21,7 @@ from deploy.record import (
     JobSample,
     Recorder,
     read_samples,
+    set_aside,
     started_at_s,
 )
 from deploy.record import read_events as read
@@ -114,12 +116,12 @@ def test_samples_have_a_column_for_every_reading(
     assert None not in row.values() and None not in row
     assert (row["time_s"], row["qps"], row["p95_us"]) == ("1.5000", "20000", "310.0")
     assert (row["service_cores"], row["busy_s_3"]) == ("0;1", "0.4000")
-    assert (row["vips_state"], row["vips_cores"], row["vips_weight"]) == (
+    assert (row["job_vips_state"], row["job_vips_cores"], row["job_vips_weight"]) == (
         "running",
         "2;3",
         "background",
     )
-    assert row["radix_state"] == "pending"
+    assert row["job_radix_state"] == "pending"
     (sample,) = read_samples(tmp_path)
     assert (sample.time_s, sample.qps, sample.p95_us) == (1.5, 2e4, 310.0)
     assert (sample.service_cores, sample.busy_s) == ((0, 1), (0.1, 0.2, 0.3, 0.4))
@@ -128,7 +130,7 @@ def test_samples_have_a_column_for_every_reading(
 
 
 def test_a_full_disk_costs_no_line_once_there_is_room(
-    recorder: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recorder: Recorder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     size = (tmp_path / EVENTS_FILE).stat().st_size
     # The kernel refuses what exceeds the limit as it refuses what exceeds the disk: part of
@@ -140,14 +142,14 @@ def test_a_full_disk_costs_no_line_once_there_is_room(
             recorder.event("pause", job)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(capfd.readouterr().err.splitlines()) == 1
     recorder.event("unpause", "vips")
     written = [event.job for event in read(tmp_path)]
     assert written == [SCHEDULER, "vips", "radix", "dedup", "vips"]
 
 
 def test_a_disk_without_room_never_stops_the_loop(
-    tmp_path: Path, scenario: Scenario, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, scenario: Scenario, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / EVENTS_FILE).symlink_to("/dev/full")
     recorder = Recorder(tmp_path, scenario, time.monotonic())
@@ -155,7 +157,7 @@ def test_a_disk_without_room_never_stops_the_loop(
         recorder.event("pause", "vips")
     recorder.close()
     assert [event.what for event in recorder.recent] == ["pause"] * 3 + ["end"]
-    refused, lost = capsys.readouterr().err.splitlines()
+    refused, lost = capfd.readouterr().err.splitlines()
     assert "No space left" in refused
     assert "5 lines could not be written" in lost
 
@@ -211,3 +213,56 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, scenario: Scen
     (tmp_path / "taken").write_text("")
     with pytest.raises(InputError, match="taken"):
         Recorder(tmp_path / "taken", scenario, time.monotonic())
+
+
+def test_a_run_resumed_after_the_clock_was_set_stays_in_order(
+    tmp_path: Path, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_s = time.monotonic()
+    Recorder(tmp_path, scenario, started_s).event("pause", "vips")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    Recorder(tmp_path, scenario, started_s).event("unpause", "vips")
+    times_s = [event.time_s for event in read(tmp_path)]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] < 1.0
+
+
+def test_a_new_run_does_not_go_on_in_the_files_of_an_earlier_one(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic() - 100.0).close()
+    (tmp_path / "load.txt").write_text("of the earlier run")
+    os.utime(tmp_path / "load.txt", (0, 0))
+    set_aside(tmp_path)
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    assert [event.what for event in read(tmp_path)] == ["start", "end"]
+    (earlier,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert len(read(earlier)) == 2
+    assert (earlier / "load.txt").read_text() == "of the earlier run"
+
+
+def test_a_load_that_runs_already_belongs_to_the_new_run(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    (tmp_path / "load.txt").write_text("of now")
+    soon_s = time.time() + 1.0
+    os.utime(tmp_path / "load.txt", (soon_s, soon_s))
+    set_aside(tmp_path)
+    assert (tmp_path / "load.txt").exists()
+    assert not (tmp_path / EVENTS_FILE).exists()
+
+
+def test_what_is_said_may_be_lost_and_has_no_effect_on_the_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    terminal.say("dedup \x1b[2J said \x07")
+    assert capfd.readouterr().out == "dedup �[2J said �\n"
+    for target in ("/dev/full", None):  # a full disk, and a pipe that nobody reads
+        program = "from deploy.terminal import say\nfor _ in range(9): say('x')"
+        reader, writer = os.pipe()
+        os.close(reader)
+        out = os.open(target, os.O_WRONLY) if target else os.dup(writer)
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+        os.close(out)
+        os.close(writer)

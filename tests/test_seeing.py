@@ -6,10 +6,12 @@ import csv
 import http.client
 import io
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from deploy import mcperf, report, view
 from deploy.metrics import Endpoint, RunCollector
-from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder, started_at_s
+from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder, read_samples, started_at_s
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -75,6 +77,7 @@ def reported(run: Path, scenario: Scenario) -> Path:
 def outcome() -> report.Outcome:
     return report.Outcome(
         policy="threshold-groups",
+        lasted_s=30.0,
         jobs={"vips": report.JobOutcome(0, 1.0, 21.0, 2.0, 1)},
         actuations=5,
         overruled=2,
@@ -111,6 +114,20 @@ def test_intervals_count_while_jobs_run(scenario: Scenario) -> None:
     content = report.content(outcome(), INTERVALS, [], scenario.service.slo_us)
     assert content["p95_us"] == [400.0, 900.0, 500.0]
     assert content["violation_ratio"] == pytest.approx(1 / 3)
+
+
+def test_a_job_that_never_ended_is_shown_as_such_and_counts_to_the_runs_end(
+    reported: Path, tmp_path: Path, scenario: Scenario
+) -> None:
+    jobs = {"vips": report.JobOutcome(None, 1.0, None, 2.0, 0)}
+    stopped = replace(outcome(), jobs=jobs, lasted_s=35.0)
+    content = report.content(stopped, INTERVALS, [], scenario.service.slo_us)
+    assert content["makespan_s"] is None
+    assert content["jobs"]["vips"]["exit_code"] is None
+    assert content["p95_us"] == [400.0, 900.0, 500.0, 2000.0]
+    folder = shutil.copytree(reported, tmp_path / "run")
+    report.illustrate(folder, scenario, content)
+    assert "stopped before the jobs were done" in (folder / "report.html").read_text()
 
 
 def test_a_reaction_counts_from_the_rise_of_the_load() -> None:
@@ -235,6 +252,22 @@ def test_the_view_follows_a_run(tmp_path: Path, scenario: Scenario) -> None:
     recorder.close()
     reader.update()
     assert view.over(reader.picture)
+
+
+def test_a_job_may_be_called_like_a_reading_of_memcacheds(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    jobs = (scenario.jobs[0].model_copy(update={"name": "cpu"}),)
+    alone = scenario.model_copy(update={"jobs": jobs})
+    recorder = Recorder(tmp_path, alone, time.monotonic())
+    applied = Allocation((0, 1), {"cpu": JobAllocation(JobState.RUNNING, (2, 3))})
+    readings = {"cpu": JobTelemetry(JobState.RUNNING, 3.0)}
+    now = replace(moment(scenario, 1.0, JobState.RUNNING), jobs=readings, applied=applied)
+    recorder.sample(now, applied)
+    recorder.close()
+    sample = read_samples(tmp_path)[0]
+    assert sample.cpu_cores == 0.75
+    assert (sample.jobs["cpu"].cpu_s, sample.jobs["cpu"].cores) == (3.0, (2, 3))
 
 
 def test_the_view_takes_p95_from_the_load_where_there_is_no_probe(

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy import daemon, images, memcached, service
+from deploy import containers, daemon, images, memcached, service
 from deploy.deployment import usable_hierarchy
 from env.action import edit_table
 from env.observation import VERSION, feature_count
@@ -33,6 +33,11 @@ from env.scenario import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ("dedup", "radix")
+PATIENCE = float(os.environ.get("CORETIDE_PATIENCE", "1"))
+"""How many times longer things may take here than on a real machine (`tests/live/guest`)."""
+
+daemon.START_LIMIT_S *= PATIENCE
+containers.CALL_LIMIT_S = round(containers.CALL_LIMIT_S * PATIENCE)
 
 needs_groups = pytest.mark.skipif(
     usable_hierarchy() is None, reason="control groups cannot be written here"
@@ -113,8 +118,8 @@ def groups_file(tmp_path: Path) -> Path:
     return path
 
 
-def write_checkpoint(path: Path, scenario_path: Path) -> Path:
-    """A PPO checkpoint as training exports it, of a network that has learned nothing."""
+def write_checkpoint(path: Path, scenario_path: Path, scale: float = 1.0) -> Path:
+    """A PPO checkpoint as training exports it, of a network of random weights."""
     scenario = load_scenario(scenario_path)
     table, width = edit_table(scenario), feature_count(scenario)
     metadata = {
@@ -128,7 +133,7 @@ def write_checkpoint(path: Path, scenario_path: Path) -> Path:
     rng = np.random.default_rng(3)
     arrays: dict[str, Any] = {}
     for layer, (inputs, outputs) in enumerate(((width, 32), (32, len(table)))):
-        arrays[f"weight_{layer}"] = rng.normal(size=(outputs, inputs)).astype(np.float32)
+        arrays[f"weight_{layer}"] = (scale * rng.normal(size=(outputs, inputs))).astype(np.float32)
         arrays[f"bias_{layer}"] = np.zeros(outputs, np.float32)
     buffer = BytesIO()
     np.savez(buffer, **arrays)
@@ -141,15 +146,23 @@ def write_checkpoint(path: Path, scenario_path: Path) -> Path:
 class Deployment:
     """`deploy.py` as a process, its lines as they come."""
 
-    def __init__(self, folder: Path, server: memcached.Memcached, *options: str):
+    def __init__(
+        self,
+        folder: Path,
+        server: memcached.Memcached,
+        *options: str,
+        program: Sequence[str] = (str(ROOT / "deploy.py"),),
+        report: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
         self.state = folder / "state"
-        self.report = folder / "report"
+        self.report = report or folder / "report"
         self.nonce = ""
         self.lines: list[str] = []
         self._rest = b""
         self.process = subprocess.Popen(
             [
-                *(sys.executable, str(ROOT / "deploy.py")),
+                *(sys.executable, *program),
                 *("--memcached", f"{server.host}:{server.port}"),
                 *("--state", str(self.state), "--report", str(self.report), "--no-pictures"),
                 *options,
@@ -157,7 +170,7 @@ class Deployment:
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         )
 
     def expect(self, pattern: str, limit_s: float = 30.0) -> str:
@@ -165,7 +178,7 @@ class Deployment:
         for line in self.lines:
             if re.search(pattern, line):
                 return line
-        give_up_s = time.monotonic() + limit_s
+        give_up_s = time.monotonic() + limit_s * PATIENCE
         while (left_s := give_up_s - time.monotonic()) > 0 and (found := self._next(left_s)):
             if re.search(pattern, found):
                 return found
@@ -173,7 +186,7 @@ class Deployment:
 
     def finish(self, limit_s: float = 90.0) -> int:
         """Read to the end; the exit code."""
-        give_up_s = time.monotonic() + limit_s
+        give_up_s = time.monotonic() + limit_s * PATIENCE
         while (left_s := give_up_s - time.monotonic()) > 0 and self._next(left_s) is not None:
             pass
         return self.process.wait(max(0.1, give_up_s - time.monotonic()))
@@ -188,7 +201,7 @@ class Deployment:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(15 * PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -222,8 +235,8 @@ def deploy(tmp_path: Path, server: memcached.Memcached) -> Iterator[Callable[...
     """Starts deployments against our memcached; they end with the test."""
     started: list[Deployment] = []
 
-    def start(*options: str) -> Deployment:
-        started.append(Deployment(tmp_path, server, *options))
+    def start(*options: str, **settings: Any) -> Deployment:
+        started.append(Deployment(tmp_path, server, *options, **settings))
         return started[-1]
 
     yield start

@@ -11,7 +11,15 @@ import pytest
 
 from deploy import service
 from deploy.record import read_events
-from tests.live.conftest import JOBS, ROOT, assert_as_found, needs_docker, write_checkpoint
+from deploy.report import read_report
+from tests.live.conftest import (
+    JOBS,
+    PATIENCE,
+    ROOT,
+    assert_as_found,
+    needs_docker,
+    write_checkpoint,
+)
 
 LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
 
@@ -69,7 +77,7 @@ def test_containers_have_no_network_no_rights_and_nothing_to_write_to(
     assert settings["NetworkMode"] == "none"
     assert settings["ReadonlyRootfs"]
     assert settings["CapDrop"] == ["ALL"]
-    assert [mount["Destination"] for mount in container.attrs["Mounts"]] == ["/proof"]
+    assert [mount["Destination"] for mount in container.attrs["Mounts"]] == ["/proof/exit"]
     assert container.exec_run(["stress-ng", "--version"]).exit_code == 0
     assert container.exec_run(["sh", "-c", "echo x > /usr/bin/x"]).exit_code != 0
     client.close()
@@ -100,6 +108,11 @@ def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, gro
     run.process.send_signal(number)
     assert run.finish() == 128 + number
     assert_as_found(server, run)
+    report = read_report(run.report)
+    assert report["restored"]
+    assert report["makespan_s"] is None
+    assert {job["exit_code"] for job in report["jobs"].values()} == {None}
+    assert report["jobs"]["dedup"]["start_s"] > 0.0
 
 
 def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
@@ -113,7 +126,7 @@ def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
     run.expect(r"update_cores \[0\]$")
     started = json.loads((run.state / "state.json").read_text())["jobs"]
     run.kill()
-    give_up_s = time.monotonic() + 1.0
+    give_up_s = time.monotonic() + 1.0 * PATIENCE
     while set(service.affinities(server.pid).values()) != {(0, 1)}:
         assert time.monotonic() < give_up_s, "memcached is still held"
         time.sleep(0.01)
@@ -180,7 +193,7 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
         try:
             run.expect(f"memcached process {second.pid}")
             run.expect("decides again")
-            give_up_s = time.monotonic() + 5.0
+            give_up_s = time.monotonic() + 5.0 * PATIENCE
             while set(service.affinities(second.pid).values()) != {(0,)}:
                 assert time.monotonic() < give_up_s, run.lines
                 time.sleep(0.02)
@@ -205,7 +218,7 @@ def test_check_says_whether_the_machine_is_fit(deploy, scenario_file):
 def test_the_agent_imports_no_training_library(scenario_file):
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "import deploy.commands, deploy.containers, deploy.check;"
+        "import deploy.commands, deploy.containers, deploy.check, deploy.episodes;"
         "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )
@@ -233,3 +246,15 @@ def test_bad_options_are_one_line(deploy, scenario_file):
         assert run.finish() == 2
         assert len(run.lines) == 1
         assert says in run.lines[0]
+
+
+def test_a_live_picture_can_come_with_the_run_and_ends_with_it(
+    deploy, server, scenario_file, groups_file
+):
+    scenario = scenario_file(dedup=["sleep", "2"], radix=["sleep", "2"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    run = deploy(*options, "--view")
+    assert run.finish() == 0, run.lines
+    assert run.count("memcached .*─") >= 1
+    assert run.count(r"dedup.*done") >= 1
+    assert run.count(r"s  dedup start \[") == 0  # events are in the picture

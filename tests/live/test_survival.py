@@ -9,7 +9,7 @@ import pytest
 
 from deploy import daemon, images, service
 from deploy.record import read_events
-from tests.live.conftest import JOBS, assert_as_found, needs_docker
+from tests.live.conftest import JOBS, PATIENCE, assert_as_found, needs_docker
 
 pytestmark = [pytest.mark.survival, needs_docker]
 
@@ -53,6 +53,45 @@ def test_a_container_killed_from_outside_is_run_again(
     assert run.count("dedup start") == 2
     assert jobs_ended(run) == ["dedup", "radix"]
     assert_as_found(server, run)
+
+
+def test_a_container_that_exits_with_1_is_retried_reported_and_given_up(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sh", "-c", "echo no luck; exit 1"], radix=["sleep", "3"])
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    assert run.finish() == 1, run.lines
+    assert run.count(r"dedup attempt \d failed: exit code 1; last output: no luck") == 3
+    assert run.count("dedup end given up after 4 attempts: exit code 1") == 1
+    assert run.count("radix end") == 1
+    assert_as_found(server, run)
+
+
+def test_a_container_can_write_to_nothing_but_its_own_memory_and_a_little_proof(
+    deploy, scenario_file, groups_file, docker_daemon
+):
+    fill = "dd if=/dev/zero of=/proof/exit bs=1M count=1000; echo dd exit $?; touch /proof/more"
+    scenario = scenario_file(dedup=["sh", "-c", f"{fill}; sleep 5"], radix=["sleep", "1"])
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--docker", docker_daemon.url),
+    )
+    run.expect(r"dedup start \[")
+    proof = run.state / "attempt-dedup-1" / "exit"
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    container = next(one for one in client.containers.list() if "dedup" in one.name)
+    said, give_up_s = "", time.monotonic() + 20.0
+    while "Read-only" not in said and time.monotonic() < give_up_s:
+        said = container.logs().decode()
+        time.sleep(0.05)
+    client.close()
+    assert proof.stat().st_size <= 256 << 20
+    assert "dd exit 0" not in said
+    assert "touch: /proof/more: Read-only file system" in said
+    assert run.finish(60) == 0, run.lines
 
 
 def test_a_container_told_to_stop_is_not_taken_for_done(
@@ -141,7 +180,7 @@ def test_a_stopped_loop_is_made_safe_and_goes_on(
     )
     run.expect(r"update_cores \[0\]$")
     os.kill(run.process.pid, 19)
-    give_up_s = time.monotonic() + 1.2
+    give_up_s = time.monotonic() + 1.2 * PATIENCE
     while set(service.affinities(server.pid).values()) != {(0, 1)}:
         assert time.monotonic() < give_up_s, "memcached is still held"
         time.sleep(0.02)
