@@ -47,6 +47,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
     """
 
     schema = IntelPrmParameters
+    needs_cpi = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""

@@ -26,7 +26,8 @@ class Policy(Protocol):
     says whether a job's end or a move of the load ends that wait early. `regulated` says
     whether the regulator stands between the policy and the actuator. `probe_window_s` is how
     long it wants latency probed and cycles per instruction counted for each reading of them,
-    at least; 0 if it reads neither.
+    at least; 0 if it reads neither. `needs_cpi` says that it cannot decide without the latter,
+    which few VMs count.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Policy(Protocol):
     wakes: bool
     regulated: bool
     probe_window_s: float
+    needs_cpi: bool
 
     def reset(self, scenario: Scenario) -> None:
         """
@@ -73,6 +75,7 @@ class Controller(ABC, Generic[Rule]):
     schema: ClassVar[type[Parameters]]
     wakes = False
     regulated = True
+    needs_cpi = False
 
     def __init__(self, name: str, parameters: Rule):
         self.name = name

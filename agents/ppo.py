@@ -135,6 +135,7 @@ class PPOPolicy:
     wakes = True
     regulated = True
     probe_window_s = 0.0
+    needs_cpi = False
 
     def __init__(self, checkpoint: Checkpoint, name: str):
         self.name = name

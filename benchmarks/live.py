@@ -76,6 +76,7 @@ class GrowWithLoad:
     period_s = 1.0
     wakes = regulated = True
     probe_window_s = 0.0
+    needs_cpi = False
 
     def reset(self, scenario: Scenario) -> None:
         """Begin."""

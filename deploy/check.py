@@ -18,6 +18,7 @@ from typing import Any
 
 from deploy import service
 from deploy.cgroups import Hierarchy, JobGroup, job_groups_beside
+from deploy.counters import CpiSensor, why_not_counted
 from deploy.deployment import EXIT_FAILED, EXIT_OK, Settings, find_service, usable_hierarchy
 from deploy.placement import online_vcpus
 from deploy.sensors import ServiceSensor, VcpuClock
@@ -105,6 +106,7 @@ def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         where,
         f"process {who.pid}, {workers} worker threads; the scenario has {scenario.service.threads}",
     )
+    yield _cycles(who)
     had = service.affinities(who.pid)
     try:
         for cores in scenario.service.core_choices:
@@ -114,6 +116,15 @@ def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         yield Finding(FAULT, "memcached's vCPUs", f"cannot be set: {error}")
     finally:
         service.restore(who, had)
+
+
+def _cycles(who: service.Identity) -> Finding:
+    what = "memcached's cycles per instruction"
+    try:
+        CpiSensor(who, time.monotonic()).close()
+    except OSError as error:
+        return Finding(WARNING, what, f"{why_not_counted(error)}; few policies need them")
+    return Finding(OK, what, "are counted")
 
 
 def _groups(hierarchy: Hierarchy | None, settings: Settings) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from agents.policy import Policy
 from deploy import service
 from deploy.actuator import Actuator
 from deploy.cgroups import LEAST_WEIGHT, Hierarchy, JobGroup, find_hierarchy, job_groups_beside
+from deploy.counters import CpiSensor, why_not_counted
 from deploy.dry_run import DryActuator
 from deploy.guardian import Guardian, make_safe
 from deploy.lines import LineFile
@@ -108,6 +109,10 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         sensor = ServiceSensor(settings.host, settings.port)
         stack.callback(sensor.close)
         who = find_service(sensor, settings, state.started_s)
+        cpi = None
+        if policy.needs_cpi:
+            cpi = cpi_sensor(policy.name, who, time.monotonic() - state.started_s)
+            stack.callback(cpi.close)
         vcpus = VcpuClock(scenario.machine.vcpus, cpuacct())
         stack.callback(vcpus.close)
         listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
@@ -142,7 +147,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
                 samplers.append(partial(_log_interval, log))
         if settings.dry_run:
             dry = DryActuator(scenario, state)
-            machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
+            machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe, cpi=cpi)
             Loop(machine, policy, recorder, stop, samplers).run()
             return EXIT_OK
         stack.enter_context(claim(who))
@@ -153,7 +158,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if not settings.resume:
             _save_first(folder, state)
         guardian.watch(folder.path / STATE_FILE)
-        machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe)
+        machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe, cpi)
         _settle_memory()
         try:
             if settings.resume:
@@ -298,6 +303,23 @@ def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) ->
         time.sleep(0.001)
         sensor.poll(now_s)
     return sensor.who
+
+
+def cpi_sensor(policy: str, who: service.Identity, now_s: float) -> CpiSensor:
+    """
+    What counts memcached's cycles, for a policy that cannot decide without them.
+
+    :param policy: its name
+    :param who: memcached
+    :param now_s: the time now, on the loop's clock
+    :raises InputError: if this machine does not count them, or not for this user
+    """
+    try:
+        return CpiSensor(who, now_s)
+    except OSError as error:
+        raise InputError(
+            f"policy {policy}: decides by cycles per instruction: {why_not_counted(error)}"
+        ) from error
 
 
 def group_maker(

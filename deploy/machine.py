@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from deploy.counters import CpiSensor
 from deploy.guardian import Guardian
 from deploy.record import SCHEDULER, Recorder
 from deploy.sensors import ServiceSensor, VcpuClock
@@ -33,7 +34,7 @@ STALE_S = 0.5
 """Older readings are not decided by."""
 
 PROBE_WINDOW_S = 1.0
-"""What is shown of the latency where the policy does not ask for another window."""
+"""What is shown of latency and cycles where the policy does not ask for another window."""
 
 PROBE_EVERY_S = 0.25
 
@@ -113,6 +114,7 @@ class LiveMachine:
     :param recorder: is told what happens
     :param guardian: is kept from acting; None for a machine nothing is done to
     :param probe: measures latency, where it is measured
+    :param cpi: counts memcached's cycles, for a policy that cannot decide without them
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class LiveMachine:
         recorder: Recorder,
         guardian: Guardian | None = None,
         probe: LatencyProbe | None = None,
+        cpi: CpiSensor | None = None,
     ):
         self.scenario = scenario
         self.actuator = actuator
@@ -133,6 +136,7 @@ class LiveMachine:
         self._recorder = recorder
         self._guardian = guardian
         self._probe = probe
+        self._cpi = cpi
         self._probe_window_s = PROBE_WINDOW_S
         self._probed_s = -math.inf
         self._probed_us: float | None = None
@@ -176,7 +180,10 @@ class LiveMachine:
         if age_s > STALE_S:
             return f"memcached's readings are {age_s:.1f} s old"
         bad_s = time.monotonic() - self._vcpus.bad_since_s
-        return f"the vCPUs' readings make no sense for {bad_s:.1f} s" if bad_s > STALE_S else ""
+        if bad_s > STALE_S:
+            return f"the vCPUs' readings make no sense for {bad_s:.1f} s"
+        missing = self._cpi is not None and self._cpi.cpi is None
+        return "memcached's cycles per instruction are not counted" if missing else ""
 
     def take_over(self) -> None:
         """Go on from what an earlier loop left running."""
@@ -198,7 +205,7 @@ class LiveMachine:
         """
         Prepare for a policy.
 
-        :param probe_window_s: over how long it wants latency measured; 0 if not at all
+        :param probe_window_s: over how long it wants latency and cycles measured; 0 if not at all
         """
         self._probe_window_s = probe_window_s or PROBE_WINDOW_S
 
@@ -215,6 +222,7 @@ class LiveMachine:
                 qps=sensor.qps,
                 cpu_cores=sensor.cpu_cores,
                 p95_us=self._p95_us(),
+                cpi=None if self._cpi is None else self._cpi.cpi,
             ),
             vcpu_busy_s=tuple(now - before for now, before in busy),
             jobs={
@@ -322,6 +330,8 @@ class LiveMachine:
             self._probe.poll()
         if self.sensor.who is not None:
             self.actuator.follow(self.sensor.who)
+            if self._cpi is not None:
+                self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
         self.actuator.poll(now_s)
         states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
