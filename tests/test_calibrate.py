@@ -4,19 +4,25 @@ The tables here are made up: runs of a job model whose parameters are known.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
+from env.errors import InputError
 from env.simulator.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.simulator.profile import load_profile, save_profile
+from env.simulator.service import SERVICE_FIELDS
+from training import calibrate as calibration
 from training import fit_jobs as fitting
+from training import fit_service
+from training import validate as validation
 from training.calibrate import calibrate, check
 from training.fit_jobs import JOBS, Scaling, build_states, errors, fit_jobs, host_parameters
-from training.tables import core_mask, read_runs, read_table
+from training.tables import Remark, core_mask, read_runs, read_table, summarise
 from training.validate import Tally, profile_physics, replay, replay_with, validate
 
 CAPACITY = (120e3, 180e3, 200e3, 200e3)
@@ -177,26 +183,13 @@ def test_validation_of_unseen_runs(tmp_path):
 
 
 def test_the_command_line(tmp_path):
-    import typer
-
-    from training.validate import main
-
-    app = typer.Typer()
-    app.command()(main)
     folder = write_tables(tmp_path / "data")
-    out = tmp_path / "report.json"
+    out = tmp_path / "made" / "for" / "report.json"
     save_profile(PROFILE, tmp_path / "mine.yaml")
     arguments = ["--data", str(folder), "--profile", str(tmp_path / "mine.yaml")]
-    done = CliRunner().invoke(
-        app, [*arguments, "--json", str(out), "--plots", str(tmp_path / "plots")]
-    )
-    assert done.exit_code == 0, done.output
+    validation.main([*arguments, "--json", str(out), "--plots", str(tmp_path / "plots")])
     assert json.loads(out.read_text())["profile"] == "cca-2025"
     assert (tmp_path / "plots" / "durations.png").stat().st_size > 0
-    failed = CliRunner().invoke(
-        app, ["--data", str(tmp_path), "--profile", "x", "--json", str(out)]
-    )
-    assert failed.exit_code == 1 and "known profiles" in failed.output
 
 
 def test_nothing_compared_is_no_figure():
@@ -206,6 +199,137 @@ def test_nothing_compared_is_no_figure():
 
 
 # --- bad input -----------------------------------------------------------------------------------
+
+
+def refused(program, capsys, *arguments) -> str:
+    """The one line with which a program refuses its arguments."""
+    with pytest.raises(SystemExit) as stopped:
+        program.main([str(argument) for argument in arguments])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1 and said.endswith("\n")
+    return said
+
+
+PROGRAMS = pytest.mark.parametrize(
+    ("program", "out"),
+    [(calibration, "--out"), (validation, "--json")],
+    ids=["calibrate", "validate"],
+)
+
+
+@PROGRAMS
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "events.csv").unlink(), "no table events.csv"),
+        (lambda folder: edit(folder, "runs", lambda f: f[:0]), "runs.csv: has no rows"),
+        (
+            lambda folder: edit(folder, "intervals", lambda f: f.drop(columns="p95_us")),
+            "intervals.csv: missing columns: p95_us",
+        ),
+    ],
+)
+def test_bad_tables_end_a_program_in_one_line(tmp_path, capsys, program, out, spoil, message):
+    folder = write_tables(tmp_path / "data")
+    spoil(folder)
+    target = tmp_path / "new" / "result"
+    said = refused(program, capsys, "--data", folder, "--profile", "cca-2025", out, target)
+    assert said.startswith(f"coretide: {folder}") and message in said
+    assert not target.exists()
+
+
+@PROGRAMS
+def test_bad_arguments_end_a_program_in_one_line(tmp_path, capsys, program, out):
+    folder, target = write_tables(tmp_path / "data"), tmp_path / "result"
+    good = {"--data": folder, "--profile": "cca-2025", out: target}
+    for option, value, message in (
+        ("--data", tmp_path / "nowhere", "nowhere: no such folder"),
+        ("--profile", "x", "unknown profile 'x'; known profiles: "),
+        (out, tmp_path, f"{tmp_path}: cannot be written (Is a directory)"),
+        (out, folder / "runs.csv" / "x", "cannot be written (File exists)"),
+    ):
+        given = good | {option: value}
+        assert message in refused(program, capsys, *(one for pair in given.items() for one in pair))
+    assert "required" in refused(program, capsys, "--data", folder)
+    assert not target.exists()
+
+
+def test_only_skipped_runs_are_refused_after_they_were_named(tmp_path, capsys):
+    folder = write_tables(tmp_path / "data")
+    edit(folder, "events", lambda frame: frame.replace({"job": {"vips": "doom"}}))
+    arguments = ["--data", str(folder), "--profile", "cca-2025", "--json", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        validation.main(arguments)
+    said = capsys.readouterr()
+    assert said.out == "events, run someone-0, row 15: skipped: unknown jobs: doom\n"
+    assert said.err == f"coretide: {folder}: no usable runs for profile cca-2025\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"converged": False}, "the job fit did not converge"),
+        ({"at_bound": ("vips.smt",)}, r"the job fit ended on the bound of vips.smt"),
+    ],
+)
+def test_a_fit_that_fails_writes_no_profile(tmp_path, capsys, monkeypatch, fault, message):
+    folder, target = write_tables(tmp_path / "data"), tmp_path / "profile.yaml"
+    rows = [("r", 2025, "m", job, 1, 100.0, 100.0, 0.0, "p") for job in JOBS]
+    columns = ["repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s", "path"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "job_scaling.csv", index=False)
+    service = {name: {"value": PROFILE.service[name].value} for name in SERVICE_FIELDS}
+    fitted = SimpleNamespace(service=service, excluded=())
+    monkeypatch.setattr(calibration, "scanned_capacity", lambda *_: CAPACITY)
+    monkeypatch.setattr(calibration, "fit_service", lambda *_: fitted)
+    monkeypatch.setattr(calibration, "fit_jobs", lambda *a: replace(fit_jobs(*a), **fault))
+    said = refused(calibration, capsys, "--data", folder, "--profile", "cca-2025", "--out", target)
+    assert f"{message}: no profile written" in said
+    assert not target.exists()
+
+
+def write_scans(folder: Path, p95_us: float) -> None:
+    """One scan with two threads."""
+    rows = [("r", "scan.txt", 2, 1, 0, q, q, p95_us, 2025, np.nan) for q in (5e3, 1e4)]
+    columns = ["repo", "path", "threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us"]
+    columns += ["year", "cpu_util_pct"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "latency_curves.csv", index=False)
+
+
+def test_a_fit_of_memcached_that_fails_is_refused(tmp_path):
+    write_scans(tmp_path, 400.0)
+    scans = fit_service.read_scans(tmp_path, 2025, [])
+    problem = fit_service.Problem(scans, fit_service.cut((), (), 800.0))
+    x = problem.solve(3.0)
+    fit_service.check(problem, x)
+    x[fit_service.FREE.index("smt")] = 0.0
+    with pytest.raises(InputError, match=r"fit ended on the bound of smt: no profile written"):
+        fit_service.check(problem, x)
+    problem.converged = False
+    with pytest.raises(InputError, match="fit did not converge: no profile written"):
+        fit_service.check(problem, x)
+
+
+def test_points_of_a_scan_in_other_units_are_dropped_and_named(tmp_path):
+    write_scans(tmp_path, 400.0)
+    edit(tmp_path, "latency_curves", lambda frame: frame.__setitem__("p95_us", [400.0, 0.4]))
+    remarks: list[Remark] = []
+    assert len(fit_service.read_points(tmp_path, 2025, remarks)) == 1
+    dropped = "latency_curves, run scan.txt, row 1: dropped: p95 under 20 us: in ms?"
+    assert [str(remark) for remark in remarks] == [dropped]
+    write_scans(tmp_path, 0.4)
+    with pytest.raises(InputError, match="no usable scans of 2025: latency_curves, run scan"):
+        fit_service.read_points(tmp_path, 2025, [])
+    with pytest.raises(InputError, match="no scans of 2024"):
+        fit_service.read_points(tmp_path, 2024, [])
+
+
+def test_a_summary_names_the_first_row_of_three_runs():
+    remarks = [Remark("events", f"r{n}", row, "odd") for n in range(4) for row in (2 * n, 9)]
+    assert summarise(remarks, rows=True) == [
+        "events: odd: 8 times in 4 runs (r0 row 0, r1 row 2, r2 row 4, ...)"
+    ]
+    assert summarise(remarks) == ["events: odd: 8 times in 4 runs (r0, r1, r2, ...)"]
+    assert summarise(remarks[:1]) == ["events, run r0, row 0: odd"]
 
 
 def test_missing_tables_and_columns_are_refused(tmp_path):
@@ -270,16 +394,18 @@ def test_odd_rows_are_dropped_and_named(tmp_path):
     assert "intervals, run someone-0, row 6: dropped: the interval ends before it starts" in said
 
 
-def test_a_negative_duration_skips_the_run(tmp_path):
+@pytest.mark.parametrize(("length_s", "row"), [(0.0, 15), (30.0, 16)])
+def test_a_negative_duration_skips_the_run(tmp_path, length_s, row):
     folder = write_tables(tmp_path)
 
     def swap(frame):
         vips = frame["job"] == "vips"
-        frame.loc[vips & (frame["event"] == "end"), "t_s"] = frame.loc[vips, "t_s"].min()
+        frame.loc[vips & (frame["event"] == "end"), "t_s"] = frame.loc[vips, "t_s"].min() - length_s
 
     edit(folder, "events", swap)
     tables = runs_of(folder)
-    assert not tables.runs and "vips ends before it starts" in str(tables.remarks[0])
+    assert not tables.runs
+    assert str(tables.remarks[-1]).endswith(f"row {row}: skipped: vips ends before it starts")
 
 
 def test_known_traps_are_said(tmp_path):

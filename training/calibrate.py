@@ -11,17 +11,18 @@ or ends on a bound, says so and writes nothing.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-import typer
 from rich.console import Console
 
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
 from env.simulator.jobs import JOB_FIELDS, PRESSURE
 from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile
 from env.simulator.service import SERVICE_FIELDS, service_state
@@ -37,16 +38,9 @@ from training.fit_jobs import (
     job_spreads,
     read_scaling,
 )
-from training.fit_service import fit_service
-from training.tables import (
-    VCPUS,
-    Remark,
-    RunTrace,
-    count_by_group,
-    read_runs,
-    read_table,
-    summarise,
-)
+from training.fit_service import fit_service, read_points
+from training.report import require_writable
+from training.tables import VCPUS, Remark, RunTrace, count_by_group, read_runs, summarise
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -100,25 +94,30 @@ class JobData:
     remarks: tuple[Remark, ...]
 
 
-def read_job_data(data: Path, edition: Edition) -> JobData:
+def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> JobData:
     """Read and check the runs and scaling tables of one edition.
 
-    :raises ValueError: a table is missing, empty or of no use.
+    :param note: is told what was left out.
+    :raises InputError: a table is missing, empty or of no use.
     """
     tables = read_runs(data, JOBS, years=(edition.year,), server=edition.server)
+    remarks = list(tables.remarks)
+    scaling = read_scaling(data, (edition.year,), remarks)
+    for line in summarise(remarks, rows=True):
+        note(line)
     if not tables.runs:
-        raise ValueError(f"{data}: no usable runs of {edition.year} on {edition.server}")
-    return JobData(tables.runs, read_scaling(data, (edition.year,)), tables.remarks)
+        raise InputError(f"{data}: no usable runs of {edition.year} on {edition.server}")
+    return JobData(tables.runs, scaling, tuple(remarks))
 
 
 def scanned_capacity(data: Path, year: int) -> tuple[float, ...]:
     """Largest throughput on 1 and 2 vCPUs in the scans: medians, before anything is fitted."""
-    table = read_table(data, "latency_curves")
-    table = table[(table["year"] == year) & (table["threads"] == 2)]
+    table = read_points(data, year, [])
+    table = table[table["threads"] == 2]
     best = table.groupby(["cores", "repo", "path", "rep"])["achieved_qps"].max()
     medians = best.groupby("cores").median()
     if 1 not in medians.index or 2 not in medians.index:
-        raise ValueError(f"{data}: latency_curves: no scans of {year} with 2 threads")
+        raise InputError(f"{data}: latency_curves: no scans of {year} with 2 threads")
     one, two = float(medians.loc[1]), float(medians.loc[2])
     return (one, two, two, two)
 
@@ -153,9 +152,9 @@ def left_out_errors(
 def check(fit: JobFit) -> None:
     """Refuse a fit that did not converge or that ended on a bound."""
     if not fit.converged:
-        raise ValueError("the job fit did not converge: no profile written")
+        raise InputError("the job fit did not converge: no profile written")
     if fit.at_bound:
-        raise ValueError(
+        raise InputError(
             f"the job fit ended on the bound of {', '.join(fit.at_bound)}: no profile written"
         )
 
@@ -166,18 +165,18 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     :param data: folder of measured tables.
     :param name: profile to fit, one of ``EDITIONS``.
     :param say: where to report; silent if not given.
-    :raises ValueError: unusable tables, or a fit that cannot be trusted.
+    :raises InputError: unusable tables, or a fit that cannot be trusted.
     """
     edition = EDITIONS.get(name)
     if edition is None:
-        raise ValueError(f"unknown profile {name!r}; known profiles: {', '.join(EDITIONS)}")
+        raise InputError(f"unknown profile {name!r}; known profiles: {', '.join(EDITIONS)}")
     console = say or Console(quiet=True)
     begun = time.monotonic()
 
     def note(text: str) -> None:
         console.print(f"[{time.monotonic() - begun:6.1f} s] {text}", markup=False, highlight=False)
 
-    jobs = read_job_data(data, edition)
+    jobs = read_job_data(data, edition, note)
     groups = count_by_group(jobs.runs)
     note(f"{len(jobs.runs)} runs: " + ", ".join(f"{g} {n}" for g, n in groups.items()))
     first = fit_jobs(build_states(jobs.runs, scanned_capacity(data, edition.year)), jobs.scaling)
@@ -196,9 +195,9 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     left_out = np.abs(left_out_errors(jobs.runs, jobs.scaling, capacity, fit))
     note("spreads and left-out errors known")
 
-    remarks = summarise(dict.fromkeys((*jobs.remarks, *service.excluded)))
-    for line in remarks:
+    for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):
         note(line)
+    remarks = dict.fromkeys((*jobs.remarks, *service.excluded))
     in_sample = np.abs(errors(states, fit))
     fit_error = {
         "in-sample job duration, median": float(np.median(in_sample)),
@@ -216,7 +215,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
             *("latency_curves", "job_scaling", "intervals", "events"),
         ),
         fit_error={what: _round(error) for what, error in fit_error.items()},
-        excluded=tuple(remarks),
+        excluded=tuple(summarise(remarks)),
         server=edition.server,
         years=(edition.year,),
         siblings=tuple(int(c) for c in BATCH_SIBLINGS),
@@ -273,20 +272,34 @@ def _round(value: float, digits: int = 5) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def main(
-    data: Annotated[Path, typer.Option(help="Folder of measured tables.")],
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(EDITIONS)}.")],
-    out: Annotated[Path, typer.Option(help="Profile file to write (.yaml).")],
-) -> None:
-    """Fit a profile to measured runs and write it."""
+def parser() -> OneLineParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.calibrate", description="Fit a profile to measured runs."
+    )
+    add = line.add_argument
+    add("--data", type=Path, required=True, help="folder of measured tables")
+    add("--profile", required=True, help=f"one of {', '.join(EDITIONS)}")
+    add("--out", type=Path, required=True, help="profile file to write (.yaml)")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Calibrate from the command line.
+
+    :param argv: command line, the process's own if none is given.
+    """
+    given = parser().parse_args(argv)
     console = Console(soft_wrap=True)
-    try:
-        fitted = save_profile(calibrate(data, profile, console), out)
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
-    console.print(f"wrote {out} (hash {fitted.hash[:12]})", markup=False, highlight=False)
+    with exit_on_bad_input():
+        require_writable(given.out)
+        profile = calibrate(given.data, given.profile, console)
+        try:
+            fitted = save_profile(profile, given.out)
+        except OSError as error:
+            raise InputError(f"{given.out}: cannot be written ({error.strerror})") from error
+    console.print(f"wrote {given.out} (hash {fitted.hash[:12]})", markup=False, highlight=False)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(sys.argv[1:])

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy.optimize import least_squares
 
+from env.errors import InputError
 from env.simulator.compiled import allocating
 from env.simulator.jobs import BACKGROUND, JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
-from training.tables import VCPUS, RunTrace, mask_at, read_table
+from training.tables import VCPUS, Remark, RunTrace, mask_at, numeric, read_table, without
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -309,13 +309,21 @@ class Scaling:
     seconds: FloatArray
 
 
-def read_scaling(folder: Path, years: Sequence[int]) -> Scaling:
-    """Median solo times of the given years. Thread counts over 8 or under 1 do not occur."""
+def read_scaling(folder: Path, years: Sequence[int], remarks: list[Remark]) -> Scaling:
+    """Median solo times of the given years; what is left out goes to ``remarks``.
+
+    :raises InputError: the table is missing or has none.
+    """
     table = read_table(folder, "job_scaling")
     table = table[table["year"].isin(years) & table["job"].isin(JOBS)]
-    table = table[pd.to_numeric(table["real_s"], errors="coerce") > 0.0]
+    table = numeric(table, "job_scaling", ("threads", "real_s"), remarks, "path")
+    faults = (
+        (table["real_s"] <= 0.0, "real_s is not positive"),
+        (~table["threads"].isin(range(1, 9)), "threads are not 1 to 8"),
+    )
+    table = without(table, "job_scaling", faults, remarks, "path")
     if table.empty:
-        raise ValueError(f"{folder}: job_scaling: no rows of {', '.join(map(str, years))}")
+        raise InputError(f"{folder}: job_scaling: no rows of {', '.join(map(str, years))}")
     medians = table.groupby(["job", "threads"], sort=True)["real_s"].median()
     job = np.array([JOBS.index(name) for name, _ in medians.index], np.int64)
     threads = np.array([count for _, count in medians.index], np.int64)

@@ -29,6 +29,7 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
+from env.errors import InputError
 from env.simulator.compiled import allocating
 from env.simulator.service import (
     CPU_LIMIT,
@@ -41,7 +42,16 @@ from env.simulator.service import (
 )
 from training.curves import knee_qps
 from training.fit_jobs import JOBS, SIBLINGS
-from training.tables import VCPUS, Remark, RunTrace, read_runs, read_table
+from training.tables import (
+    VCPUS,
+    Remark,
+    RunTrace,
+    numeric,
+    p95_faults,
+    read_runs,
+    read_table,
+    without,
+)
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -331,12 +341,28 @@ def interval_p95(
         p95[i] = mixture_p95(weights, latencies, n, params[TAIL_SHAPE])
 
 
-def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
-    """Read the scans of one year; what is left out goes to ``remarks``."""
+def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
+    """Read the points of one year's scans; what is left out goes to ``remarks``.
+
+    :raises InputError: the table is missing or has none that can be used.
+    """
     table = read_table(folder, "latency_curves")
     # Scans without a year are Soufiane-Barrada's one-thread scans of 2025.
     table = table[table["year"].fillna(2025) == year]
-    table = table[(table["cores"] <= 2) & (table["p95_us"] > 0.0)]
+    if table.empty:
+        raise InputError(f"{folder}: latency_curves: no scans of {year}")
+    columns = ("threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us")
+    table = numeric(table, "latency_curves", columns, remarks, "path")
+    table = without(table, "latency_curves", p95_faults(table["p95_us"]), remarks, "path")
+    if table.empty:
+        raise InputError(f"{folder}: no usable scans of {year}: {remarks[-1]}")
+    return table
+
+
+def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
+    """Read the scans of one year; what is left out goes to ``remarks``."""
+    table = read_points(folder, year, remarks)
+    table = table[table["cores"] <= 2]
     for repo, pattern, threads, cores, reason in SCAN_TRAPS:
         hit = (
             (table["repo"] == repo)
@@ -550,6 +576,7 @@ class Problem:
         self.capacity_weight = of_vm[scans.vm[scans.saturated]] / CAPACITY_SD
         of_run = np.array([weights.get(group, 1.0) for group in intervals.groups]) ** 0.5
         self.tail_shape = PRIORS["tail_shape"].median
+        self.converged = False  # whether the last solution has
         self.scans = scans
         self.intervals = intervals
         self.vms = len(scans.vm_names)
@@ -654,7 +681,7 @@ class Problem:
         low, high = self.bounds()
         margin = 1e-3 * (high - low)
         guess = np.clip(self.start() if start is None else start, low + margin, high - margin)
-        return least_squares(
+        found = least_squares(
             self.residuals,
             guess,
             jac=self.jacobian,
@@ -663,7 +690,9 @@ class Problem:
             xtol=1e-5,
             ftol=1e-6,
             max_nfev=60,
-        ).x
+        )
+        self.converged = found.status > 0
+        return found.x
 
     def solve_all(self, groups: Sequence[str]) -> FloatArray:
         """The unknowns that fit best, with the tail that tells violations best.
@@ -676,14 +705,15 @@ class Problem:
         for name, value in LATE_RISE.items():
             starts[1][FREE.index(name)] = np.log(value)
         x = min((self.solve(TAIL_SHAPES[0], start) for start in starts), key=self.loss)
-        best: tuple[float, FloatArray] | None = None
+        best: tuple[float, FloatArray, bool] | None = None
         for shape in TAIL_SHAPES:
             x = self.solve(shape, x)
             score = balanced_accuracy(self.interval_prediction(x), self.intervals, chosen)
             if best is None or score > best[0] + 1e-9:
-                best = score, x
+                best = score, x, self.converged
         assert best is not None
-        return best[1]
+        _, x, self.converged = best
+        return x
 
     def spread(self, x: FloatArray) -> FloatArray:
         """Standard deviation of the parameters' logarithms, from the curvature at the solution."""
@@ -877,8 +907,8 @@ def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) ->
 
 def cpu_limit(folder: Path, year: int) -> float:
     """CPU use per vCPU at saturation, as memcached's own clock shows it: median over scans."""
-    table = read_table(folder, "latency_curves")
-    table = table[(table["year"] == year) & (table["threads"] == 2) & (table["cores"] <= 2)]
+    table = read_points(folder, year, [])
+    table = table[(table["threads"] == 2) & (table["cores"] <= 2)]
     uses = []
     for _, scan in table.groupby(["repo", "path", "rep"], sort=True):
         full = scan["target_qps"] > 1.05 * scan["achieved_qps"].max()
@@ -886,6 +916,28 @@ def cpu_limit(folder: Path, year: int) -> float:
         if len(use) >= 3:
             uses.append(float(use.median()))
     return float(np.median(uses)) if uses else 0.8
+
+
+def check(problem: Problem, x: FloatArray) -> None:
+    """Refuse a fit that did not converge or that ended on a bound.
+
+    :param problem: what was solved.
+    :param x: its solution. Parameters whose spread is stated may be held by their bounds.
+    :raises InputError: if it cannot be trusted.
+    """
+    if not problem.converged:
+        raise InputError("memcached's fit did not converge: no profile written")
+    low, high = problem.bounds()
+    margin = 1e-3
+    stuck = [
+        name
+        for name, value, lower, upper in zip(FREE, x, low, high, strict=False)
+        if name not in STATED_SPREAD and not lower + margin <= value <= upper - margin
+    ]
+    if stuck:
+        raise InputError(
+            f"memcached's fit ended on the bound of {', '.join(stuck)}: no profile written"
+        )
 
 
 def fit_service(
@@ -897,17 +949,18 @@ def fit_service(
     :param year: 2024 (n2d) or 2025 (n2).
     :param pressure: memory pressure per vCPU in use of each job; :data:`PRESSURE` if not given.
     :return: parameters with spread and source, VM factors, errors and what was left out.
-    :raises ValueError: a table is missing or has nothing that can be used.
+    :raises InputError: a table is missing or has nothing that can be used, or the fit is no good.
     """
     folder = Path(data_dir)
     remarks: list[Remark] = []
     scans = read_scans(folder, year, remarks)
     if not len(scans.qps):
-        raise ValueError(f"{folder}: latency_curves: no scans of {year}")
+        raise InputError(f"{folder}: latency_curves: no scans of {year}")
     intervals = read_intervals(folder, year, remarks, pressure or PRESSURE)
     groups = sorted(set(scans.groups()) | set(intervals.groups))
     problem = Problem(scans, intervals)
     x = problem.solve_all(groups)
+    check(problem, x)
     tail = float(np.exp(x[TAIL]))
 
     # Bayesian bootstrap over groups: what would the fit be, had chance picked others?

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from env.errors import InputError
 from training.characterise_report import (
     Section,
     plot_latency,
@@ -91,14 +90,11 @@ def read(folder: Path) -> Published:
     :param folder: where they are
     :raises InputError: if a table is missing or has no rows
     """
-    try:
-        scans = read_table(folder, "latency_curves")
-        interference = read_table(folder, "memcached_interference")
-        jobs = read_table(folder, "job_interference")
-        scaling = read_table(folder, "job_scaling")
-        pairs = read_table(folder, "job_pairs")
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    scans = read_table(folder, "latency_curves")
+    interference = read_table(folder, "memcached_interference")
+    jobs = read_table(folder, "job_interference")
+    scaling = read_table(folder, "job_scaling")
+    pairs = read_table(folder, "job_pairs")
     remarks = []
     for repo, pattern, threads, cores, reason in SCAN_TRAPS:
         hit = (

@@ -2,7 +2,7 @@
 
 The tables are those of a folder with ``runs``, ``intervals`` and ``events`` (``.csv`` or
 ``.csv.gz``). Whatever is left out is left out by a named rule and kept as a :class:`Remark`, with
-file, run and row. Faults of a whole table (missing file or column, no rows) raise ``ValueError``;
+file, run and row. Faults of a whole table (missing file or column, no rows) raise ``InputError``;
 faults of a run skip that run; faults of a row drop that row.
 """
 
@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from env.errors import InputError
+
 FloatArray = npt.NDArray[np.float64]
 
 VCPUS = 4
@@ -29,7 +31,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": ("run", "repo"),
     "intervals": ("run", "i", "t_start_s", "t_end_s", "target_qps", "p95_us"),
     "events": ("run", "t_s", "event", "job", "cores", "threads"),
-    "job_scaling": ("repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s"),
+    "job_scaling": (
+        *("repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s"),
+        "path",
+    ),
+    "latency_curves": (
+        *("repo", "path", "threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us"),
+        *("year", "cpu_util_pct"),
+    ),
 }
 NOT_JOBS = ("memcached", "scheduler")
 
@@ -170,12 +179,16 @@ class Tables:
     remarks: tuple[Remark, ...]
 
     def summary(self) -> list[str]:
-        """The remarks, one line per kind and file with its number, runs named up to three."""
-        return summarise(self.remarks)
+        """The remarks, one line per kind and file with its number, up to three runs with rows."""
+        return summarise(self.remarks, rows=True)
 
 
-def summarise(remarks: Iterable[Remark]) -> list[str]:
-    """One line per file and kind of remark, with how often and for which runs."""
+def summarise(remarks: Iterable[Remark], rows: bool = False) -> list[str]:
+    """One line per file and kind of remark, with how often and for which runs.
+
+    :param rows: name the first row of each run, too. The shipped profiles, whose hash covers what
+        was left out, are without.
+    """
     kinds: dict[tuple[str, str], list[Remark]] = {}
     for remark in remarks:
         kinds.setdefault((remark.file, remark.what), []).append(remark)
@@ -184,8 +197,12 @@ def summarise(remarks: Iterable[Remark]) -> list[str]:
         if len(members) == 1:
             lines.append(str(members[0]))
             continue
-        runs = list(dict.fromkeys(member.run for member in members if member.run))
-        shown = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+        runs: dict[str, int] = {}
+        for member in members:
+            if member.run:
+                runs.setdefault(member.run, member.row)
+        named = [f"{run} row {row}" if rows and row >= 0 else run for run, row in runs.items()]
+        shown = ", ".join(named[:3]) + (", ..." if len(runs) > 3 else "")
         lines.append(f"{file}: {what}: {len(members)} times in {len(runs)} runs ({shown})")
     return lines
 
@@ -193,23 +210,25 @@ def summarise(remarks: Iterable[Remark]) -> list[str]:
 def read_table(folder: Path, name: str) -> pd.DataFrame:
     """Read one table of a folder and check that it is there, has its columns and has rows.
 
-    :raises ValueError: one line that names the file and what is wrong.
+    :raises InputError: one line that names the file and what is wrong.
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
     for suffix in (".csv.gz", ".csv"):
         path = folder / f"{name}{suffix}"
         if path.is_file():
             break
     else:
-        raise ValueError(f"{folder}: no table {name}.csv or {name}.csv.gz")
+        raise InputError(f"{folder}: no table {name}.csv or {name}.csv.gz")
     try:
         table = pd.read_csv(path, low_memory=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     missing = [column for column in COLUMNS.get(name, ()) if column not in table.columns]
     if missing:
-        raise ValueError(f"{path}: missing columns: {', '.join(missing)}")
+        raise InputError(f"{path}: missing columns: {', '.join(missing)}")
     if table.empty:
-        raise ValueError(f"{path}: has no rows")
+        raise InputError(f"{path}: has no rows")
     return table
 
 
@@ -222,14 +241,15 @@ def read_runs(
     :param jobs: jobs the profile knows; runs with others are skipped.
     :param years: keep only these years, where the table gives dates (all if empty).
     :param server: keep only this machine type, where the table gives it (all if empty).
-    :raises ValueError: a table is missing, empty or without a column it needs.
+    :raises InputError: a table is missing, empty or without a column it needs.
     """
     runs = read_table(folder, "runs")
     intervals = read_table(folder, "intervals")
     events = read_table(folder, "events")
     remarks: list[Remark] = []
-    intervals = _numeric(intervals, "intervals", COLUMNS["intervals"][1:], remarks)
-    events = _numeric(events, "events", ("t_s",), remarks)
+    intervals = numeric(intervals, "intervals", COLUMNS["intervals"][1:], remarks)
+    events = numeric(events, "events", ("t_s",), remarks)
+    events = events.assign(threads=pd.to_numeric(events["threads"], errors="coerce"))
     by_run = {str(run): rows for run, rows in intervals.groupby("run", sort=False)}
     events_by_run = {str(run): rows for run, rows in events.groupby("run", sort=False)}
     traces = []
@@ -243,7 +263,7 @@ def read_runs(
             continue
 
         def skip(what: str, file: str = "runs", at: int = index, run: str = run) -> None:
-            remarks.append(Remark(file, run, at if file == "runs" else -1, f"skipped: {what}"))
+            remarks.append(Remark(file, run, at, f"skipped: {what}"))
 
         valid = row.get("valid", "yes")
         if run in seen:
@@ -253,9 +273,9 @@ def read_runs(
         elif str(valid) != "yes":
             skip(f"marked not valid ({valid})")
         elif run not in by_run:
-            skip("it has no intervals", "intervals")
+            skip("it has no intervals", "intervals", -1)
         elif run not in events_by_run:
-            skip("it has no events", "events")
+            skip("it has no events", "events", -1)
         else:
             seen.add(run)
             try:
@@ -263,16 +283,17 @@ def read_runs(
                     _trace(row, year, by_run[run], events_by_run[run], set(jobs), remarks)
                 )
             except _UnusableError as error:
-                skip(str(error), error.file)
+                skip(str(error), error.file, error.row)
     return Tables(tuple(traces), tuple(remarks))
 
 
 class _UnusableError(ValueError):
-    """A run that cannot be used: which table says so, and why."""
+    """A run that cannot be used: which table says so, in which row (-1: in many), and why."""
 
-    def __init__(self, file: str, what: str) -> None:
+    def __init__(self, file: str, what: str, row: int = -1) -> None:
         super().__init__(what)
         self.file = file
+        self.row = int(row)
 
 
 def _trace(
@@ -285,16 +306,18 @@ def _trace(
 ) -> RunTrace:
     run = str(row["run"])
     group = str(row["repo"])
-    load = _intervals(run, intervals, remarks)
+    load = _intervals(intervals, remarks)
     events = events.sort_values("t_s", kind="stable")
     names = [name for name in events["job"].dropna().unique() if name not in NOT_JOBS]
     strangers = sorted(set(names) - known)
     if strangers:
-        raise _UnusableError("events", f"unknown jobs: {', '.join(strangers)}")
+        at = events.index[events["job"].isin(strangers)].min()
+        raise _UnusableError("events", f"unknown jobs: {', '.join(strangers)}", at)
     trap = TRAPS.get(group, Trap(""))
     ghosts = sorted({core for text in events["cores"].dropna().unique() for core in _ghosts(text)})
     if ghosts:
-        raise _UnusableError("events", f"names vCPU {ghosts[0]}, which the VM does not have")
+        at = events.index[[ghosts[0] in _ghosts(text) for text in events["cores"]]].min()
+        raise _UnusableError("events", f"names vCPU {ghosts[0]}, which the VM does not have", at)
     jobs = []
     for name in names:
         job = _job(run, str(name), events[events["job"] == name], remarks)
@@ -334,29 +357,22 @@ def _trace(
     )
 
 
-def _intervals(run: str, rows: pd.DataFrame, remarks: list[Remark]) -> pd.DataFrame:
+def _intervals(rows: pd.DataFrame, remarks: list[Remark]) -> pd.DataFrame:
     rows = rows.sort_values("t_start_s", kind="stable")
     length = rows["t_end_s"] - rows["t_start_s"]
     faults = (
         (length <= 0.0, "the interval ends before it starts"),
         (rows["target_qps"] < 0.0, "negative QPS"),
-        (rows["p95_us"] <= 0.0, "p95 is not positive"),
-        (
-            rows["p95_us"].between(0.0, LOWEST_P95_US, inclusive="neither"),
-            f"p95 under {LOWEST_P95_US:g} us: in ms?",
-        ),
+        *p95_faults(rows["p95_us"]),
     )
-    good = pd.Series(True, index=rows.index)
-    for bad, what in faults:
-        for index in rows.index[bad & good]:
-            remarks.append(Remark("intervals", run, int(index), f"dropped: {what}"))
-        good &= ~bad
-    if not good.any() or good.mean() < 0.5:
+    count = len(rows)
+    rows = without(rows, "intervals", faults, remarks)
+    if len(rows) < max(0.5 * count, 1.0):
         raise _UnusableError("intervals", "more than half of its intervals are unusable")
-    rows = rows[good]
     overlap = rows["t_start_s"].to_numpy()[1:] < rows["t_end_s"].to_numpy()[:-1] - LOG_JITTER_S
     if overlap.any():
-        raise _UnusableError("intervals", f"{int(overlap.sum())} intervals overlap")
+        first = rows.index[1:][overlap].min()
+        raise _UnusableError("intervals", f"{int(overlap.sum())} intervals overlap", first)
     return rows
 
 
@@ -366,7 +382,7 @@ def _job(run: str, name: str, rows: pd.DataFrame, remarks: list[Remark]) -> JobT
     def remark(index: object, what: str) -> None:
         remarks.append(Remark("events", run, int(str(index)), f"{name}: {what}"))
 
-    start = end = None
+    start = end = early_end = None
     threads = 0
     moves: list[tuple[float, int]] = []
     pauses: list[tuple[float, float]] = []
@@ -378,14 +394,16 @@ def _job(run: str, name: str, rows: pd.DataFrame, remarks: list[Remark]) -> JobT
             continue
         if event == "start":
             if start is not None:
-                raise _UnusableError("events", f"{name} starts twice (row {index})")
+                raise _UnusableError("events", f"{name} starts twice", index)
             mask = core_mask(cores)
             if mask == 0:
-                raise _UnusableError("events", f"{name} starts on no known core (row {index})")
+                raise _UnusableError("events", f"{name} starts on no known core", index)
             start = time
             threads = int(given) if given == given and given >= 1 else 0
             moves.append((time, mask))
         elif start is None or end is not None:
+            if event == "end" and start is None:
+                early_end = index
             if event != "update_cores":
                 remark(index, f"dropped: {event} while it does not run")
         elif event == "end":
@@ -405,20 +423,22 @@ def _job(run: str, name: str, rows: pd.DataFrame, remarks: list[Remark]) -> JobT
                 moves.append((time, mask))
         else:
             remark(index, f"dropped: unknown event {event!r}")
+    if start is not None and end is None and early_end is not None:
+        raise _UnusableError("events", f"{name} ends before it starts", early_end)
     if start is None or end is None:
         remark(rows.index[0], "left out: it does not start and end")
         return None
     if paused is not None:
         pauses.append((paused, end))
     if end <= start:
-        raise _UnusableError("events", f"{name} ends before it starts")
+        raise _UnusableError("events", f"{name} ends before it starts", rows.index[0])
     if threads == 0:
         remark(rows.index[0], "thread count not logged: taken as its core count")
         threads = moves[0][1].bit_count()
     quota = _mean_quota(rows, start, end)
     job = JobTrace(name, start, end, threads, tuple(moves), tuple(pauses), quota)
     if job.run_s <= 0.0:
-        raise _UnusableError("events", f"{name} is paused for longer than it runs")
+        raise _UnusableError("events", f"{name} is paused for longer than it runs", rows.index[0])
     return job
 
 
@@ -522,20 +542,49 @@ def _ghosts(text: object) -> list[int]:
     return [core for core in (int(float(part)) for part in parts) if core >= VCPUS]
 
 
-def _numeric(
-    table: pd.DataFrame, file: str, columns: Sequence[str], remarks: list[Remark]
+def numeric(
+    table: pd.DataFrame,
+    file: str,
+    columns: Sequence[str],
+    remarks: list[Remark],
+    label: str = "run",
 ) -> pd.DataFrame:
-    """Drop rows whose numbers are not finite numbers."""
-    table = table.copy()
+    """Drop rows whose numbers are not finite numbers; see :func:`without`."""
+    table = table.assign(
+        **{column: pd.to_numeric(table[column], errors="coerce") for column in columns}
+    )
+    faults = [(~np.isfinite(table[name]), f"{name} is not a number") for name in columns]
+    return without(table, file, faults, remarks, label)
+
+
+def p95_faults(p95_us: pd.Series) -> tuple[tuple[pd.Series, str], ...]:
+    """What a measured p95 cannot be, and which ones are."""
+    return (
+        (p95_us <= 0.0, "p95 is not positive"),
+        (p95_us < LOWEST_P95_US, f"p95 under {LOWEST_P95_US:g} us: in ms?"),
+    )
+
+
+def without(
+    table: pd.DataFrame,
+    file: str,
+    faults: Iterable[tuple[pd.Series, str]],
+    remarks: list[Remark],
+    label: str = "run",
+) -> pd.DataFrame:
+    """Drop faulty rows.
+
+    :param file: the table's name.
+    :param faults: which rows have it, and what it is; a row is named for its first one.
+    :param remarks: each row is added here.
+    :param label: the column that says where a row is from.
+    """
     good = pd.Series(True, index=table.index)
-    for column in columns:
-        numbers = pd.to_numeric(table[column], errors="coerce")
-        bad = ~np.isfinite(numbers)
+    for bad, what in faults:
         for index in table.index[bad & good]:
-            run = str(table.at[index, "run"])
-            remarks.append(Remark(file, run, int(index), f"dropped: {column} is not a number"))
+            run = str(table.at[index, label])
+            remarks.append(Remark(file, run, int(index), f"dropped: {what}"))
         good &= ~bad
-        table[column] = numbers
     return table[good]
 
 

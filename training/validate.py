@@ -20,19 +20,20 @@ Two replays of every run:
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import typer
 from rich.console import Console
 
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
 from env.simulator.compiled import allocating, compiled
 from env.simulator.jobs import (
     BACKGROUND,
@@ -42,7 +43,7 @@ from env.simulator.jobs import (
     WORK_S,
     job_speeds,
 )
-from env.simulator.profile import HOST_FIELDS, Profile, load_profile
+from env.simulator.profile import HOST_FIELDS, Profile
 from env.simulator.service import (
     CPU_LIMIT,
     IDLE_US,
@@ -53,6 +54,7 @@ from env.simulator.service import (
 )
 from training import fit_service
 from training.calibrate import fitted_capacity
+from training.commandline import read_profile
 from training.fit_jobs import (
     BATCH_SIBLINGS,
     JOBS,
@@ -61,6 +63,7 @@ from training.fit_jobs import (
     fit_jobs,
     read_scaling,
 )
+from training.report import require_writable, write_json
 from training.tables import Remark, RunTrace, read_runs
 
 FloatArray = npt.NDArray[np.float64]
@@ -550,15 +553,15 @@ def profile_physics(profile: Profile) -> Physics:
 def left_out_physics(data: Path, profile: Profile, runs: Sequence[RunTrace], group: str) -> Physics:
     """Parameters refitted without one group, as the group's runs may not be known.
 
-    :raises ValueError: the folder lacks the tables that a fit needs, or has no other group.
+    :raises InputError: the folder lacks the tables that a fit needs, or has no other group.
     """
     others = [run for run in runs if run.group != group]
     if not others:
-        raise ValueError(f"--cross-validate: {group} is the only group")
+        raise InputError(f"--cross-validate: {group} is the only group")
     full = profile_physics(profile)
-    scaling = read_scaling(data, profile.years)
-    pressure = {job: float(full.jobs[k, PRESSURE]) for k, job in enumerate(JOBS)}
     remarks: list[Remark] = []
+    scaling = read_scaling(data, profile.years, remarks)
+    pressure = {job: float(full.jobs[k, PRESSURE]) for k, job in enumerate(JOBS)}
     year = profile.years[0]
     scans = fit_service.read_scans(data, year, remarks)
     intervals = fit_service.read_intervals(data, year, remarks, pressure)
@@ -624,14 +627,14 @@ def validate(
     :param data: folder of measured tables, which may hold groups never seen before.
     :param cross_validate: refit without each group before predicting it.
     :param plots: folder for plots, if wanted.
-    :raises ValueError: unusable tables, or no run that the profile can judge.
+    :raises InputError: unusable tables, or no run that the profile can judge.
     """
     console = say or Console(quiet=True)
     tables = read_runs(data, profile.job_names, profile.years, profile.server)
     for line in tables.summary():
         console.print(line, markup=False, highlight=False)
     if not tables.runs:
-        raise ValueError(f"{data}: no usable runs for profile {profile.name}")
+        raise InputError(f"{data}: no usable runs for profile {profile.name}")
     slo_us = fit_service.SLO_US.get(profile.years[0] if profile.years else 0, DEFAULT_SLO_US)
     vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
     tally = Tally()
@@ -690,28 +693,40 @@ def draw(
         plt.close(figure)
 
 
-def main(
-    data: Annotated[Path, typer.Option(help="Folder with runs, intervals and events.")],
-    profile: Annotated[str, typer.Option(help="Profile name, or path of a profile file.")],
-    json_file: Annotated[Path, typer.Option("--json", help="Report to write.")],
-    cross_validate: Annotated[
-        bool, typer.Option("--cross-validate", help="Refit without each group, then predict it.")
-    ] = False,
-    plots: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
-) -> None:
-    """Replay logged runs in the simulator's physics and compare with what was measured."""
+def parser() -> OneLineParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.validate",
+        description="Replay logged runs in the simulator's physics and compare.",
+    )
+    add = line.add_argument
+    add("--data", type=Path, required=True, help="folder with runs, intervals and events")
+    add("--profile", required=True, help="a profile's name, or the path of its file")
+    add("--json", type=Path, required=True, help="report to write")
+    add("--cross-validate", action="store_true", help="refit without each group, then predict it")
+    add("--plots", type=Path, help="folder for plots")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Validate from the command line.
+
+    :param argv: command line, the process's own if none is given.
+    """
+    given = parser().parse_args(argv)
     console = Console(soft_wrap=True)
     begun = time.monotonic()
-    try:
-        report = validate(data, load_profile(profile), cross_validate, plots, console)
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except (ValueError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+    with exit_on_bad_input():
+        for path in (given.json, given.plots and given.plots / "durations.png"):
+            if path is not None:
+                require_writable(path)
+        profile = read_profile(given.profile)
+        report = validate(given.data, profile, given.cross_validate, given.plots, console)
+        write_json(report, given.json)
     for what in ("job_duration", "makespan", "p95", "violations"):
         console.print(f"{what}: {report[what]}", markup=False, highlight=False)
-    console.print(f"{report['runs']} runs in {time.monotonic() - begun:.1f} s; wrote {json_file}")
+    console.print(f"{report['runs']} runs in {time.monotonic() - begun:.1f} s; wrote {given.json}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(sys.argv[1:])
