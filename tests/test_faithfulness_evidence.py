@@ -47,6 +47,23 @@ def test_a_reaction_is_counted_from_the_interval_to_the_last_job_moved():
     assert row.violates
 
 
+def test_what_an_interval_counts_after_a_drop():
+    intervals = pd.DataFrame(
+        {
+            "run": ["a", "a", "a", "b"],
+            "i": [0, 1, 2, 0],
+            "t_start_s": [0.0, 10.0, 20.0, 0.0],
+            "t_end_s": [10.0, 20.0, 30.0, 10.0],
+            "target_qps": [100e3, 20e3, 19e3, 1e3],
+            "achieved_qps": [100e3, 20.2e3, 19e3, 1e3],
+        }
+    )
+    found = evidence.after_drops(intervals, 0.5)
+    assert found["measured"]["count"] == 1  # neither the small step nor another run's first
+    assert found["measured"]["50%"] == pytest.approx(1.01)
+    assert found["with the lag"]["50%"] == pytest.approx(0.95 + 0.05 * 5)
+
+
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(InputError, match=r"runs\.csv\.gz: cannot be read"):
         evidence.table(tmp_path, "runs")

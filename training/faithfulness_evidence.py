@@ -3,9 +3,9 @@ What the measured runs say about rows of docs/faithfulness.md that miss.
 
     python -m training.faithfulness_evidence --data DIR
 
-Reads the tables that `training.calibrate` fits to, and prints four: the same controller on
-different days, violations by reaction, the tail of latency in overload, and memcached beside a
-job of equal weight on one of its vCPUs.
+Reads the tables that `training.calibrate` fits to, and prints five: the same controller on
+different days, violations by reaction, the tail of latency in overload, memcached beside a
+job of equal weight on one of its vCPUs, and what an interval counts after the load has dropped.
 """
 
 import sys
@@ -17,6 +17,7 @@ import pandas as pd
 
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
+from training.fit_service import LOAD_LAG_S
 
 GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
 SLO_US = 800.0
@@ -126,6 +127,22 @@ def beside_equal_weight(
     )
 
 
+def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
+    """
+    Intervals of 9 to 11 s whose load is less than a third of the one before.
+
+    :param lag_s: how long the old load would last if it moved after the interval's beginning
+    :return: quartiles of the load served over the target, measured, and as the lag would have it
+    """
+    own = intervals.sort_values(["run", "i"])
+    before = own.groupby("run")["target_qps"].shift()
+    length_s = own.t_end_s - own.t_start_s
+    dropped = (before > 3 * own.target_qps) & length_s.between(9, 11)
+    lagging = 1 + lag_s / length_s * (before / own.target_qps - 1)
+    found = pd.DataFrame({"measured": own.achieved_qps / own.target_qps, "with the lag": lagging})
+    return found[dropped].describe().loc[["count", "25%", "50%", "75%"]]
+
+
 def on_vcpu_1(events: pd.DataFrame, at_s: float) -> bool:
     """Whether a job runs on vCPU 1 at a moment, as the log has it."""
     running: dict[str, bool] = {}
@@ -167,6 +184,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(tails(runs, intervals).round(3).to_string())
         print("\nImaGoodFella, 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none")
         print(beside_equal_weight(runs, events, intervals).round(2).to_string())
+        print(f"\nServed over target after a drop, and if the load moved {LOAD_LAG_S} s late")
+        print(after_drops(intervals, LOAD_LAG_S).round(3).to_string())
 
 
 if __name__ == "__main__":
