@@ -16,7 +16,7 @@ from env.action import (
     resolve_sets,
 )
 from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
-from env.control import STATES, WEIGHTS, ControlState
+from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
 from env.observation import observe, remember, shift_history
 from env.regulator import regulate_jobs, regulate_service
 from env.scenario import Scenario
@@ -134,7 +134,7 @@ class PPOPolicy:
 
     wakes = True
     regulated = True
-    probe_window_s = 0.0
+    probe_window_s = PROBE_WINDOW_S
     needs_cpi = False
 
     def __init__(self, checkpoint: Checkpoint, name: str):
@@ -201,6 +201,7 @@ class PPOPolicy:
         control.now_s = telemetry.time_s
         control.qps = telemetry.service.qps
         control.cpu_cores = telemetry.service.cpu_cores
+        control.probed_p95_us = telemetry.service.p95_us or 0.0
         states, used = control.job_state, control.job_cpu_s
         for index, name in enumerate(self._names):
             job = telemetry.jobs[name]

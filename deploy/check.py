@@ -109,7 +109,7 @@ def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
     yield _cycles(who)
     had = service.affinities(who.pid)
     try:
-        for cores in scenario.service.core_choices:
+        for cores in scenario.service.sets:
             service.pin(who.pid, cores)
         yield Finding(OK, "memcached's vCPUs", f"can be set; it has {sorted(set(had.values()))}")
     except OSError as error:

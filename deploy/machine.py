@@ -19,7 +19,7 @@ from deploy.service import Identity
 from deploy.state import State
 from env.action import apply_edit, resolve_sets
 from env.allocation import Allocation, JobAllocation, JobState
-from env.control import ControlState, regulated, wish
+from env.control import PROBE_WINDOW_S, ControlState, regulated, wish
 from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
@@ -32,9 +32,6 @@ CONFIRM_S = 0.006
 
 STALE_S = 0.5
 """Older readings are not decided by."""
-
-PROBE_WINDOW_S = 1.0
-"""What is shown of latency and cycles where the policy does not ask for another window."""
 
 PROBE_EVERY_S = 0.25
 
@@ -254,6 +251,7 @@ class LiveMachine:
         """The control row with all readings of the last poll, for whoever decides by edits."""
         row = self._up_to_date()
         row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
+        row.probed_p95_us = self._p95_us() or 0.0
         row.job_cpu_s = [run.cpu_s() for run in self.actuator.jobs.values()]
         return row
 

@@ -64,12 +64,12 @@ class EditTable:
 
 def edit_table(scenario: Scenario) -> EditTable:
     """
-    The edits of a scenario: keep, one per core choice of memcached, and a few per job.
+    The edits of a scenario: keep, one per vCPU set of memcached, and a few per job.
 
     A job starts on the whole machine, at background weight where it may share memcached's vCPUs,
     with any thread count it allows up to one per vCPU; a poll later it can be placed elsewhere.
     It may be placed on the whole machine, on one physical core, or on one
-    vCPU outside memcached's largest set.
+    vCPU outside memcached's refuge.
     """
     machine = scenario.machine
     everything = mask_of(tuple(range(machine.vcpus)))
@@ -86,7 +86,7 @@ def edit_table(scenario: Scenario) -> EditTable:
             continue
         places += [(core_set, weight) for weight in (both if shares else (Weight.NORMAL,))]
     rows = [(KEEP, 0, 0, 0, 0)]
-    rows += [(SERVICE, 0, mask_of(choice), 0, 0) for choice in scenario.service.core_choices]
+    rows += [(SERVICE, 0, mask_of(choice), 0, 0) for choice in scenario.service.sets]
     for index, job in enumerate(scenario.jobs):
         rows += [
             (START, index, everything, int(both[-1]), threads)

@@ -23,6 +23,9 @@ STATES, WEIGHTS = tuple(JobState), tuple(Weight)
 HISTORY = 3
 """How many past load readings the observation carries."""
 
+PROBE_WINDOW_S = 1.0
+"""What a reading of the latency probe covers for a trained policy."""
+
 
 def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
     """
@@ -45,10 +48,13 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("qps_scale", real),
         ("wake_qps", real),
         ("hold_s", real),
+        ("slo_us", real),
+        ("refuge", whole),  # the largest of memcached's usual sets
         # What the sensors show.
         ("now_s", real),
         ("qps", real),  # over the last polling window
         ("cpu_cores", real),  # memcached's CPU use over the last polling window
+        ("probed_p95_us", real),  # by the latency probe over its last window; 0 without one
         ("job_state", whole, jobs),  # JobState
         ("job_cpu_s", real, jobs),
         # What the policy wishes.
@@ -75,6 +81,8 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("settled_qps", real),  # load level the policy last saw move
         ("load_moved_at_s", real),
         ("load_gap_s", real),  # time between the last two moves
+        ("worst_p95_us", real),  # largest reading of the probe, fading
+        ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
         ("kept", whole),  # 1 when the last action changed nothing
         # Counts over the episode.
@@ -111,6 +119,8 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         qps_scale=float(scenario.load.qps_max),
         wake_qps=scenario.control.wake_qps,
         hold_s=scenario.control.hold_s,
+        slo_us=scenario.service.slo_us,
+        refuge=refuge,
         wish_service=refuge,
         wish_place=[-1] * n_jobs,
         wish_set=[everything] * n_jobs,

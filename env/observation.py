@@ -15,6 +15,10 @@ that a VM could not show. Layout, with J jobs and C vCPUs:
 | 1 | time since memcached's vCPUs grew, at most its dwell time | dwell time |
 | 1 | time since the last decision, at most the hold time | hold time |
 | 1 | last action changed nothing | 0 / 1 |
+| 1 | a latency probe runs | 0 / 1 |
+| 1 | probed p95, at most twice the SLO; 0 without a probe | SLO |
+| 1 | the worst of its readings, fading by 1/e in `FADE_S`, at most twice the SLO | SLO |
+| 1 | the same of readings that memcached held its refuge for, or more | SLO |
 | C | vCPU belongs to memcached | 0 / 1 |
 | J x (7 + C) | job pending, running, paused, done; CPU time over solo work, at most 2; | 0 / 1, 1 |
 | | threads; background weight; vCPU belongs to the job | C, 0 / 1 |
@@ -24,15 +28,17 @@ The allocation shown is the regulated one: what was sent to the actuator, the la
 included, because actions take effect late.
 """
 
-from env.control import HISTORY
+from env.control import HISTORY, PROBE_WINDOW_S
 from env.scenario import Scenario
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
 
-GLOBAL_FEATURES = 8 + HISTORY
+GLOBAL_FEATURES = 12 + HISTORY
 JOB_FEATURES = 7
 LONG_S = 10.0
+FADE_S = 600.0  # how long a bad reading of the probe is remembered
+WORST = 2.0  # times the SLO
 
 PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
 BACKGROUND = 0
@@ -45,7 +51,14 @@ def feature_count(scenario: Scenario) -> int:
 
 
 def remember(control):
-    """Move the load history on by one decision; call once a decision, before `observe`."""
+    """Remember what the sensors have shown; call once a decision, before `observe`."""
+    left = max(0.0, 1.0 - (control.now_s - control.decided_at_s) / FADE_S)
+    control.worst_p95_us = max(control.probed_p95_us, control.worst_p95_us * left)
+    control.refuge_p95_us *= left
+    # Longer than a window, so that the reading holds nothing from before.
+    settled = control.now_s - control.grown_at_s > 2.0 * PROBE_WINDOW_S
+    if settled and control.refuge & ~control.service == 0:
+        control.refuge_p95_us = max(control.probed_p95_us, control.refuge_p95_us)
     if abs(control.qps - control.settled_qps) > control.wake_qps:
         control.settled_qps = control.qps
         control.load_gap_s = control.now_s - control.load_moved_at_s
@@ -85,7 +98,11 @@ def observe(control, n_vcpus, features):
     )
     features[at + 3] = min(control.now_s - control.decided_at_s, control.hold_s) / control.hold_s
     features[at + 4] = control.kept
-    at += 5
+    features[at + 5] = 1.0 if control.probed_p95_us > 0.0 else 0.0
+    features[at + 6] = min(control.probed_p95_us / control.slo_us, WORST)
+    features[at + 7] = min(control.worst_p95_us / control.slo_us, WORST)
+    features[at + 8] = min(control.refuge_p95_us / control.slo_us, WORST)
+    at += 9
     for vcpu in range(n_vcpus):
         features[at] = (control.service >> vcpu) & 1
         at += 1

@@ -78,15 +78,26 @@ class Service(_Part):
     The latency-critical service.
 
     `core_choices` are the vCPU sets a policy may give it; the largest is its refuge.
+    `overflow_cores` is a larger set still, for a machine on which the refuge breaks the SLO: no
+    published rule knows of it.
     """
 
     name: Literal["memcached"] = "memcached"
     threads: PositiveInt
     slo_us: PositiveFloat
     core_choices: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    overflow_cores: tuple[int, ...] = ()
+
+    @property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """Every vCPU set it may get, the smallest first."""
+        overflow = (self.overflow_cores,) if self.overflow_cores else ()
+        return (*self.core_choices, *overflow)
 
     @model_validator(mode="after")
     def _choices_grow(self) -> "Service":
+        if self.overflow_cores and not set(self.core_choices[-1]) < set(self.overflow_cores):
+            raise ValueError("overflow_cores: must contain the largest of core_choices, and more")
         for smaller, larger in zip(self.core_choices, self.core_choices[1:], strict=False):
             if not set(smaller) < set(larger):
                 raise ValueError("core_choices: each set must contain the one before it")
@@ -238,11 +249,12 @@ class Scenario(_Part):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"jobs: {name} is listed twice")
-        for choice in self.service.core_choices:
+        for choice in self.service.sets:
+            field = "overflow_cores" if choice == self.service.overflow_cores else "core_choices"
             for vcpu in choice:
                 if not 0 <= vcpu < self.machine.vcpus:
                     raise ValueError(
-                        f"service.core_choices: vCPU {vcpu} does not exist; "
+                        f"service.{field}: vCPU {vcpu} does not exist; "
                         f"allowed are 0 to {self.machine.vcpus - 1}"
                     )
         for job in self.jobs:

@@ -25,10 +25,12 @@ PROBLEMS = {
     "no sharing": CCA.with_changes(regulation={"share_service_cores": False}),
     "little memory": CCA.with_changes(machine={"memory_mib": 9000}),
     "two vCPUs": CCA.with_changes(
-        machine={"vcpus": 2, "smt_siblings": []}, service={"core_choices": [[0]]}
+        machine={"vcpus": 2, "smt_siblings": []},
+        service={"core_choices": [[0]], "overflow_cores": []},
     ),
     "eight cores": CCA.with_changes(
-        machine={"vcpus": 8, "smt_siblings": []}, service={"core_choices": [[0], [0, 1, 2]]}
+        machine={"vcpus": 8, "smt_siblings": []},
+        service={"core_choices": [[0], [0, 1, 2]], "overflow_cores": []},
     ),
 }
 TABLES = {name: edit_table(scenario) for name, scenario in PROBLEMS.items()}
@@ -102,7 +104,7 @@ def test_the_table_asks_for_nothing_the_scenario_forbids(name: str) -> None:
         if not scenario.regulation.share_service_cores and kind in (START, PLACE):
             assert weight == Weight.NORMAL
     kinds = table.rows[:, 0].tolist()
-    assert kinds.count(SERVICE) == len(scenario.service.core_choices)
+    assert kinds.count(SERVICE) == len(scenario.service.sets)
     assert kinds.count(PAUSE) == len(scenario.jobs)
 
 

@@ -266,6 +266,45 @@ def test_a_wrong_simulator_is_wrong_in_every_parameter(factory):
     assert hosts["service_params"][0, VM_SPEED] == 1.0
 
 
+def episodes_of(scenario, variation, count=200):
+    """Freshly begun hosts."""
+    factory = EpisodeFactory(scenario, variation=variation)
+    hosts, targets = factory.new_hosts(count), factory.new_targets(count)
+    for index, start in enumerate(starts_from(3, count)):
+        factory.begin(hosts, targets, index, start.trace_seed, start.rng())
+    return hosts
+
+
+def test_where_physics_are_drawn_the_load_is_late_by_its_own_delay(factory):
+    def late_s(physics):
+        hosts = episodes_of(factory.scenario, Variation(physics=physics))
+        return hosts["interval_ends_s"] - hosts["interval_s"]
+
+    assert set(late_s(0.0)) == {0.0}
+    drawn = late_s(1.0)
+    assert len(set(drawn)) == len(drawn)
+    assert 0.3 < drawn.min() < 0.45 and 0.65 < drawn.max() < 0.9
+
+
+def test_some_episodes_have_no_probe_and_some_are_wrong(factory):
+    hosts = episodes_of(factory.scenario, Variation(error=0.2, error_share=0.5, unprobed=0.25))
+    unprobed = hosts["probed_p95_us"] == 0.0
+    assert (unprobed == (hosts["probe_window_s"] == 0.0)).all()
+    assert np.mean(unprobed) == pytest.approx(0.25, abs=0.08)
+    right = np.median(episodes_of(factory.scenario, Variation(), 1)["host_params"], axis=0)
+    wrong = (np.abs(hosts["host_params"] / right - 1.0) > 0.1).all(axis=1)
+    assert np.mean(wrong) == pytest.approx(0.5, abs=0.1)
+    assert (hosts["host_params"][~wrong] == right).all()
+
+
+def test_without_a_probe_who_needs_it_is_stopped_and_who_does_not_goes_on(factory):
+    (start,) = starts_from(3, 1)
+    machine = SimulatedMachine(factory)
+    stopped = run_episode(machine, agents.make("parties"), start, probed=False)
+    assert "no probe runs" in stopped.error and not stopped.completed
+    assert run_episode(machine, agents.make("best.zip"), start, probed=False).completed
+
+
 def test_the_vms_speed_is_drawn_from_its_range(factory):
     slow = EpisodeFactory(factory.scenario, variation=Variation(vm_speed=(0.75, 0.8)))
     hosts, speeds = slow.new_hosts(1), set()

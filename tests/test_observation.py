@@ -71,9 +71,12 @@ def test_the_documented_order(rig: Rig, scenario: Scenario) -> None:
     control.decided_at_s = 100.0 - 0.75 * scenario.control.hold_s
     control.kept = 0
     control.service = 0b0011
+    control.probed_p95_us = 0.5 * scenario.service.slo_us
+    control.worst_p95_us = 1.5 * scenario.service.slo_us
+    control.refuge_p95_us = 1.2 * scenario.service.slo_us
     values = features_of(control, scenario)
     assert values[: GLOBAL_FEATURES + 4] == pytest.approx(
-        [0.5, 0.3, 0.6, 0.4, 0.3, 0.2, 0.7, 1.2, 0.25, 0.75, 0, 1, 1, 0, 0]
+        [0.5, 0.3, 0.6, 0.4, 0.3, 0.2, 0.7, 1.2, 0.25, 0.75, 0, 1, 0.5, 1.5, 1.2, 1, 1, 0, 0]
     )
     contents = [content for _, content in documented_rows()]
     assert contents[0].startswith("load")
@@ -81,7 +84,11 @@ def test_the_documented_order(rig: Rig, scenario: Scenario) -> None:
     assert "grew" in contents[6]
     control.now_s = 1e6
     control.load_gap_s = 1e5
+    control.probed_p95_us = control.worst_p95_us = control.refuge_p95_us = 1e6
     assert features_of(control, scenario)[6:10] == [2.0, 2.0, 1.0, 1.0]
+    assert features_of(control, scenario)[11:15] == [1.0, 2.0, 2.0, 2.0]
+    control.probed_p95_us = control.worst_p95_us = control.refuge_p95_us = 0.0
+    assert features_of(control, scenario)[11:15] == [0.0] * 4
 
 
 @pytest.mark.parametrize("state", list(JobState))
@@ -100,6 +107,20 @@ def test_a_job_as_it_is_shown(scenario: Scenario, state: JobState) -> None:
     assert part(features_of(control, scenario), 4, job)[:4] == [0, 0, 0, 1]
     control.job_cpu_s[job] = 1e9
     assert part(features_of(control, scenario), 4, job)[4] == 2.0
+
+
+def test_a_bad_reading_of_the_probe_fades(scenario: Scenario) -> None:
+    control = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 100.0))
+    control.probed_p95_us = 900.0
+    observation.remember(control)
+    assert control.worst_p95_us == 900.0
+    control.probed_p95_us = 300.0
+    control.decided_at_s, control.now_s = 0.0, 0.5 * observation.FADE_S
+    observation.remember(control)
+    assert control.worst_p95_us == 450.0
+    control.now_s = 2.0 * observation.FADE_S
+    observation.remember(control)
+    assert control.worst_p95_us == 300.0
 
 
 def test_history_moves_on_with_each_decision(scenario: Scenario) -> None:

@@ -48,7 +48,9 @@ PROBLEMS = {
     "slow to move": SHIPPED.with_changes(
         regulation={"move_dwell_s": 5.0, "service_dwell_s": 3.0, "pause_dwell_s": 4.0}
     ),
-    "three steps": SHIPPED.with_changes(service={"core_choices": [[1], [1, 2], [1, 2, 3]]}),
+    "three steps": SHIPPED.with_changes(
+        service={"core_choices": [[1], [1, 2], [1, 2, 3]], "overflow_cores": []}
+    ),
 }
 
 

@@ -152,7 +152,7 @@ class LowerBound:
         """Every choice of memcached's vCPUs, of those it shares, and of the vCPUs in use."""
         n_vcpus = self.scenario.machine.vcpus
         modes = []
-        for choice in self.scenario.service.core_choices:
+        for choice in self.scenario.service.sets:
             sharable = choice if self.scenario.regulation.share_service_cores else ()
             free = [vcpu for vcpu in range(n_vcpus) if vcpu not in choice]
             for shared in subsets(sharable):

@@ -63,6 +63,12 @@ class Run:
         """Changes sent to the actuator."""
         return 60.0 * float(self.summary["actuations"]) / max(1.0, self.makespan_s)
 
+    @property
+    def pauses_per_min(self) -> float:
+        """Pauses of the job that was paused most."""
+        most = max(int(job["pauses"]) for job in self.summary["jobs"].values())
+        return 60.0 * most / max(1.0, self.makespan_s)
+
 
 def starts_from(entropy: int, episodes: int) -> list[Start]:
     """
@@ -91,6 +97,7 @@ def run_episode(
     start: Start,
     regulated: bool = True,
     recorder: Recorder | None = None,
+    probed: bool = True,
 ) -> Run:
     """
     Let a policy decide until all jobs are done or the time is up.
@@ -104,6 +111,7 @@ def run_episode(
     :param start: which episode
     :param regulated: whether the regulator may stand in between
     :param recorder: receives what there is to plot
+    :param probed: whether there is a latency probe for policies that ask for one
     """
     rng = start.rng()
     machine.begin(start.trace_seed, rng)
@@ -111,7 +119,7 @@ def run_episode(
     error = ""
     try:
         policy.reset(machine.scenario)
-        machine.probe(policy.probe_window_s)
+        machine.probe(policy.probe_window_s if probed else 0.0)
         machine.advance(float(rng.random()) * policy.period_s)
         while not machine.over:
             telemetry = machine.telemetry()

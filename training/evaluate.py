@@ -57,6 +57,7 @@ def parser() -> OneLineParser:
     add("--json", type=Path, help="write the figures here")
     add("--plots", type=Path, help="plot each policy's first run into this folder")
     add("--no-regulator", action="store_true", help="let policies act as they wish")
+    add("--no-probe", action="store_true", help="give no policy the latency probe it asks for")
     add("--profile", help="fitted parameters instead of the scenario's own")
     add(
         "--spread",
@@ -126,7 +127,8 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
             recorder = Recorder(scenario, start.trace_seed) if index == 0 else None
             if arguments.plots is None:
                 recorder = None
-            runs.append(run_episode(machine, policy, start, regulated, recorder))
+            run = run_episode(machine, policy, start, regulated, recorder, not arguments.no_probe)
+            runs.append(run)
             if recorder is not None:
                 plot(recorder, policy.name, runs[-1], profile, arguments.plots)
         results.append((policy.name, runs))

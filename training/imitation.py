@@ -17,7 +17,7 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from env import action
-from env.allocation import Weight
+from env.allocation import Weight, mask_of
 from env.simulator.compiled import compiled
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
@@ -52,9 +52,12 @@ LEARNING_RATE = 0.001
 CALM = 0.93
 """Part of the schedule's threshold below which the expert takes vCPUs from memcached again."""
 
+CAREFUL = 0.75
+"""The same part once the probe has shown that this machine breaks the SLO."""
+
 KEEP, SERVICE, START, PLACE = action.KEEP, action.SERVICE, action.START, action.PLACE
 PENDING = action.PENDING
-BACKGROUND = int(Weight.BACKGROUND)
+NORMAL, BACKGROUND = int(Weight.NORMAL), int(Weight.BACKGROUND)
 
 
 @compiled
@@ -71,14 +74,23 @@ def legal_edit(h, rows, kind, job, cores, weight, threads):
 
 
 @compiled
-def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most):
+def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow):
     """
     The edit that brings a host nearer to a schedule; see `training.schedule_search.Schedule`.
+
+    The schedule was found with the profile's physics. On a machine whose probe has shown the SLO
+    broken, memcached gets its vCPUs sooner; where it was broken although memcached had its refuge,
+    it gets more than that, and nothing shares its vCPUs.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
     :return: index of the edit
     """
+    if h.worst_p95_us > h.slo_us:
+        threshold_qps *= CAREFUL
+    strained = h.refuge_p95_us > h.slo_us
+    if strained:
+        most = overflow
     service = h.wish_service
     if h.qps > threshold_qps:
         service = most
@@ -104,18 +116,24 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most):
                 edit = legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
                 if edit != KEEP:
                     return edit
-        elif left != 0 or jobs[job, weight] == BACKGROUND:
-            edit = legal_edit(h, rows, PLACE, job, jobs[job, cores], jobs[job, weight], 0)
+            continue
+        where, how = jobs[job, cores], jobs[job, weight]
+        if strained and how == BACKGROUND:
+            where, how = (1 << h.n_vcpus) - 1, NORMAL
+        if left != 0 or how == BACKGROUND:
+            edit = legal_edit(h, rows, PLACE, job, where, how, 0)
             if edit != KEEP:
                 return edit
     return KEEP
 
 
 @compiled
-def expert_edits(hosts, rows, jobs, order, late, threshold_qps, least, most, edits):
+def expert_edits(hosts, rows, jobs, order, late, threshold_qps, least, most, overflow, edits):
     """`expert_edit` of each of B hosts, into int64[B]."""
     for b in range(hosts.shape[0]):
-        edits[b] = expert_edit(hosts[b], rows, jobs, order, late, threshold_qps, least, most)
+        edits[b] = expert_edit(
+            hosts[b], rows, jobs, order, late, threshold_qps, least, most, overflow
+        )
 
 
 def find_schedule(factory: EpisodeFactory, seed: int) -> tuple[float, Schedule]:
@@ -144,8 +162,9 @@ def demonstrate(
         the episode's end float32[n], NaN where that was not seen
     """
     factory, count = environments.factory, environments.num_envs
-    choices = environments.scenario.service.core_choices
-    least, most = (sum(1 << vcpu for vcpu in choices[k]) for k in (0, -1))
+    service = environments.scenario.service
+    sets = (service.core_choices[0], service.core_choices[-1], service.sets[-1])
+    least, most, overflow = map(mask_of, sets)
     observations = np.empty((N_STEPS, count, factory.observation_size), np.float32)
     edits = np.empty((N_STEPS, count), np.int64)
     rewards, ended = np.empty((N_STEPS, count), np.float32), np.empty((N_STEPS, count), bool)
@@ -155,7 +174,7 @@ def demonstrate(
         observations[step] = looks
         expert_edits(
             environments.hosts, factory.table.rows, schedule.jobs, schedule.order, schedule.late,
-            schedule.threshold_qps, least, most, edits[step],
+            schedule.threshold_qps, least, most, overflow, edits[step],
         )  # fmt: skip
         taken = edits[step].copy()
         astray = np.flatnonzero(rng.random(count // 2) < ASTRAY)

@@ -56,6 +56,13 @@ def new_model(
     )
 
 
+def variation_of(recipe: Recipe) -> Variation:
+    """How the episodes of a recipe differ."""
+    return Variation(
+        recipe.physics, recipe.interval_s, recipe.error, recipe.error_share, recipe.unprobed
+    )
+
+
 class LinearSchedule:
     """Adam's step size, falling linearly over the run; a class, so that it can be pickled."""
 
@@ -94,7 +101,7 @@ def train(
         from training.fast_ppo import FastPPO
 
         algorithm = FastPPO
-    variation = Variation(recipe.physics, recipe.interval_s, recipe.error)
+    variation = variation_of(recipe)
     environments = ColocationVecEnv(
         scenario,
         recipe.n_envs,

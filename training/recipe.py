@@ -30,7 +30,9 @@ class Recipe(BaseModel):
     :param vf_coef: weight of the value loss
     :param hidden: widths of the hidden layers, for the policy and for the value
     :param physics: scale of the profile's uncertainty each episode's physics is drawn from
-    :param error: fraction by which each episode's parameters are wrong, up or down at random
+    :param error: fraction by which an episode's parameters are wrong, up or down at random
+    :param error_share: in how many of the episodes
+    :param unprobed: share of the episodes without a latency probe
     :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
     :param imitation: whether to begin by imitating a good schedule (`training.imitation`)
     :param evaluate_every: decisions between two evaluations on the selection traces
@@ -54,6 +56,8 @@ class Recipe(BaseModel):
     hidden: tuple[PositiveInt, ...]
     physics: Annotated[float, Field(ge=0.0, le=3.0)]
     error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    error_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    unprobed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
     imitation: bool = False
     evaluate_every: PositiveInt

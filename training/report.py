@@ -47,6 +47,7 @@ def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "violation_ratio": {"mean": float(np.mean(ratios)), "max": max(ratios)},
         "completed": sum(run.completed for run in runs),
         "actuations_per_min": float(np.mean([run.actuations_per_min for run in runs])),
+        "most_pauses_per_min": max(run.pauses_per_min for run in runs),
         "failures": [{"seed": run.seed, "error": run.error} for run in runs if run.error],
         "runs": [
             {

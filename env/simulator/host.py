@@ -34,7 +34,6 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("sibling", whole, vcpus),
         ("batch_sibling", whole, vcpus),  # the pairing that the profile's job data show
         ("service_threads", whole),
-        ("slo_us", real),
         ("period_s", real),
         ("interval_s", real),
         ("duration_s", real),
@@ -103,7 +102,6 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probe_cpu_s", real),
         ("probe_stretched_s", real),
         ("stretch", real),  # cycles per instruction, relative to memcached alone
-        ("probed_p95_us", real),  # the readings
         ("probed_cpi", real),
         # Waking a sleeping policy.
         ("until_s", real),

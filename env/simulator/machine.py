@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from env.action import edit_table
 from env.allocation import Allocation, JobState
-from env.control import STATES, initial_values, regulated, wish
+from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, wish
 from env.observation import feature_count
 from env.reward import TERMS
 from env.scenario import Scenario
@@ -43,6 +43,8 @@ READINGS = (
 """The scalars that telemetry shows, read at once."""
 
 
+LOAD_LAG = [HOST_FIELDS.index(name) for name in ("load_lag_low_s", "load_lag_high_s")]
+
 NO_END_S = 1e9
 """Work of a job without end [s alone on one vCPU]."""
 
@@ -58,6 +60,8 @@ class Variation:
         None for the scenario's own
     :param error: every parameter but the VM's speed is wrong by this fraction, each up or down at
         random
+    :param error_share: in how many of the episodes
+    :param unprobed: share of the episodes without a latency probe
     :param vm_speed: range that memcached's speed on the VM is drawn from (uniform), or None for
         the profile's
     """
@@ -65,6 +69,8 @@ class Variation:
     physics: float = 0.0
     interval_s: tuple[float, float] | None = None
     error: float = 0.0
+    error_share: float = 1.0
+    unprobed: float = 0.0
     vm_speed: tuple[float, float] | None = None
 
 
@@ -131,7 +137,9 @@ class EpisodeFactory:
         host["random"] = (rng.integers(1, FIRST_MODULUS), rng.integers(1, SECOND_MODULUS))
         if variation.physics > 0.0:
             self._draw_physics(host, rng)
-        if variation.error > 0.0:
+        if variation.unprobed > 0.0 and rng.random() < variation.unprobed:
+            host["probe_window_s"] = 0.0
+        if variation.error > 0.0 and rng.random() < variation.error_share:
             vm_speed = float(host["service_params"][VM_SPEED])
             for name in ("service_params", "job_params", "host_params"):
                 up = rng.random(host[name].shape) < 0.5
@@ -178,7 +186,6 @@ class EpisodeFactory:
             sibling=sibling,
             batch_sibling=profile.siblings if paired else sibling,
             service_threads=service.threads,
-            slo_us=service.slo_us,
             period_s=scenario.control.period_s,
             interval_s=load.interval_s,
             duration_s=load.duration_s,
@@ -198,6 +205,7 @@ class EpisodeFactory:
             true_weight=values["weight"],
             true_quota=values["quota"],
             stretch=1.0,
+            probe_window_s=PROBE_WINDOW_S,
             start_s=[math.inf] * n_jobs,
             end_s=[math.inf] * n_jobs,
         )
@@ -217,6 +225,8 @@ class EpisodeFactory:
             host[name] *= np.exp(scale * spreads * draw)
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
         host["service_params"][VM_SPEED] = math.exp(scale * profile.vm_speed.spread * speed)
+        # The load's clock is late, and with it every interval.
+        host["interval_ends_s"] += rng.uniform(*sorted(host["host_params"][LOAD_LAG]))
         keep_physical(host)
 
 
@@ -278,12 +288,13 @@ class SimulatedMachine:
 
     def probe(self, window_s: float) -> None:
         """
-        Show p95 and cycles per instruction from now on, until the episode ends.
+        Show p95 and cycles per instruction as somebody wants them, until the episode ends.
 
         :param window_s: what a reading covers at least; a slower reader's covers all since his
-            last one
+            last one. 0 shows nothing
         """
         self.host.probe_window_s = window_s
+        self.host.probed_p95_us = 0.0
         self.host.probe_began_s = self.host.now_s
 
     # --- for edit policies ---

@@ -29,7 +29,7 @@ HOST_FIELDS = (
     "job_speed",  # batch speed of this VM relative to the fitted one
     "service_sibling",  # sibling time that memcached takes per unit of its own occupancy
     "straggling",  # how far jobs wait for their slowest thread: 0 not at all, 1 fully
-    "load_lag_low_s",  # logged runs: the load changes this long after the computed boundary
+    "load_lag_low_s",  # the load and its intervals are this late against the log's clock
     "load_lag_high_s",
     "api_latency_median_s",  # a Docker call: create, pause, unpause
     "api_latency_p90_s",
