@@ -1,0 +1,184 @@
+"""
+What each part of the training recipe is worth. The experiment behind a table in docs/policy.md.
+
+Every variant trains the shipped recipe without one part, for fewer decisions, and is scored on the
+selection traces: with the profile's physics, with the recipe's drawn physics and load intervals,
+and with every parameter wrong by 20 %.
+
+- `full`: nothing is left out;
+- `no-imitation`: PPO from random weights;
+- `no-history`: no earlier loads, no times since the load moved, no worst readings of the probe;
+- `no-probe`: no latency probe in any episode;
+- `no-overflow`: memcached never gets more than its refuge;
+- `no-randomisation`: the profile's physics and the scenario's load interval in every episode;
+- `no-shaping`: reward without the potential-based term;
+- `no-sharing`: no batch work on memcached's vCPUs.
+
+    python -m benchmarks.ablations --steps 3000000 --json ablations.json
+"""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+
+from agents.ppo import MaskedNetwork
+from env.commandline import OneLineParser, whole_number
+from env.control import HISTORY
+from env.errors import exit_on_bad_input
+from env.reward import TERMS
+from env.scenario import Scenario, load_scenario
+from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.vector_env import ColocationVecEnv
+from training.checkpoint import policy_layers
+from training.fast_ppo import FastPPO
+from training.imitation import N_ENVS, find_schedule, imitate
+from training.ppo import new_model, variation_of
+from training.recipe import Recipe, load_recipe
+from training.schedule_search import Schedule
+from training.selection import run_selection, score
+
+VARIANTS = (
+    "full",
+    "no-imitation",
+    "no-history",
+    "no-probe",
+    "no-overflow",
+    "no-randomisation",
+    "no-shaping",
+    "no-sharing",
+)
+MEMORY = (*range(3, 5 + HISTORY), 10 + HISTORY, 11 + HISTORY)
+"""Features (`env.observation`) that say what was, not what is."""
+
+SHAPING = TERMS.index("shaping")
+WRONG = 0.2
+
+
+class AblatedVecEnv(ColocationVecEnv):
+    """Machines whose policy does not see some features, or is not paid the shaping term."""
+
+    blind: tuple[int, ...] = ()
+    shaped = True
+
+    def reset(self) -> Any:
+        """Start an episode on every machine; float32[B, size]."""
+        observations = super().reset()
+        observations[:, list(self.blind)] = 0.0
+        return observations
+
+    def step_wait(self) -> Any:
+        """Step every machine."""
+        observations, rewards, dones, infos = super().step_wait()
+        observations[:, list(self.blind)] = 0.0
+        if not self.shaped:
+            rewards -= self._terms[:, SHAPING]
+        for index in np.flatnonzero(dones):
+            infos[index]["terminal_observation"][list(self.blind)] = 0.0
+        return observations, rewards, dones, infos
+
+
+def ablated(recipe: Recipe, variant: str) -> Recipe:
+    """A recipe without one part, where the part is the recipe's."""
+    changes: dict[str, dict[str, Any]] = {
+        "no-imitation": {"imitation": False},
+        "no-probe": {"unprobed": 1.0},
+        "no-randomisation": {"physics": 0.0, "error": 0.0, "interval_s": None},
+    }
+    return recipe.model_copy(update=changes.get(variant, {}))
+
+
+def scenario_without(variant: str) -> Scenario:
+    """The scenario without one part, where the part is the scenario's."""
+    if variant == "no-sharing":
+        return load_scenario("cca-2025-exclusive")
+    scenario = load_scenario("cca-2025")
+    if variant == "no-overflow":
+        return scenario.with_changes(service={"overflow_cores": []})
+    return scenario
+
+
+@cache
+def schedule_for(scenario: Scenario, seed: int) -> Schedule:
+    """What is imitated; the same for all variants of a scenario."""
+    return find_schedule(EpisodeFactory(scenario), seed)[1]
+
+
+def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario, PPO]:
+    """
+    Train one variant.
+
+    :param variant: one of `VARIANTS`
+    :param seed: of everything random
+    :param steps: decisions
+    :param whole: the recipe that a part is taken from
+    :return: its scenario, and the trained model
+    """
+    scenario = scenario_without(variant)
+    recipe = ablated(whole, variant)
+
+    def environments(count: int, threads: int) -> AblatedVecEnv:
+        made = AblatedVecEnv(
+            scenario, count, recipe.gamma, seed, variation=variation_of(recipe), threads=threads
+        )
+        made.blind = MEMORY if variant == "no-history" else ()
+        made.shaped = variant != "no-shaping"
+        return made
+
+    model = new_model(recipe, environments(recipe.n_envs, torch.get_num_threads()), seed, FastPPO)
+    if recipe.imitation:
+        imitate(model, environments(N_ENVS, 1), schedule_for(scenario, seed), seed)
+    model.learn(steps)
+    if variant == "no-history":  # it never saw them
+        with torch.no_grad():
+            policy_layers(model)[0].weight[:, list(MEMORY)] = 0.0
+    return scenario, model
+
+
+def judge(scenario: Scenario, model: PPO, whole: Recipe) -> dict[str, float]:
+    """Makespan [s] and violation ratio on the selection traces, in three settings."""
+    layers = [
+        (layer.weight.detach().numpy(), layer.bias.detach().numpy())
+        for layer in policy_layers(model)
+    ]
+    figures = {}
+    for name, variation in (
+        ("plain", Variation()),
+        ("drawn", Variation(whole.physics, whole.interval_s)),
+        ("wrong", Variation(error=WRONG)),
+    ):
+        factory = EpisodeFactory(scenario, variation=variation)
+        runs = run_selection(MaskedNetwork(layers), factory, whole.selection_episodes)
+        result = score(runs, [])
+        figures[f"{name}_makespan_s"] = result.makespan_s
+        figures[f"{name}_violation_ratio"] = result.violation_ratio
+    return figures
+
+
+def main() -> None:
+    """Train and judge every variant."""
+    line: argparse.ArgumentParser = OneLineParser(description=__doc__.split("\n\n")[0])
+    line.add_argument("--steps", type=whole_number(1), default=3_000_000)
+    line.add_argument("--seeds", type=whole_number(1), default=1)
+    line.add_argument("--variant", choices=VARIANTS, action="append", help="all if none is given")
+    line.add_argument("--json", type=Path)
+    arguments = line.parse_args()
+    with exit_on_bad_input():
+        whole, results = load_recipe("best"), []
+        for seed in range(arguments.seeds):
+            for variant in arguments.variant or VARIANTS:
+                scenario, model = train(variant, seed, arguments.steps, whole)
+                result = {"variant": variant, "seed": seed} | judge(scenario, model, whole)
+                results.append(result)
+                print(json.dumps(result), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
