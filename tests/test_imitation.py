@@ -2,14 +2,18 @@ import numpy as np
 import pytest
 import torch
 
+from env.allocation import JobState, Weight
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.profile import load_profile
 from env.simulator.vector_env import ColocationVecEnv
 from training import imitation
 from training.fast_ppo import FastPPO
 from training.imitation import demonstrate, find_schedule, imitate
 from training.ppo import new_model
 from training.recipe import load_recipe
+
+NORMAL, RUNNING = int(Weight.NORMAL), int(JobState.RUNNING)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
@@ -59,3 +63,29 @@ def test_a_model_learns_what_the_expert_does(small, scenario):
     agreement, error = agreement_and_value_error()
     assert agreement > max(0.5, 2.0 * before[0])
     assert error < before[1]
+
+
+def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothing(small):
+    """Two vCPUs that serve less than the load: nothing that keeps to them holds the SLO."""
+    scenario = load_scenario("cca-2025")
+    profile = load_profile("cca-2025")
+    slow = {"core_capacity_qps": 0.8, "smt": 0.8, "outstanding": 1.2}
+    service = {
+        name: known.model_copy(update={"value": known.value * slow.get(name, 1.0)})
+        for name, known in profile.service.items()
+    }
+    profile = profile.model_copy(update={"service": service, "hash": ""})
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+    violated = {}
+    for sets in ("refuge", "overflow"):
+        service_part = {"overflow_cores": []} if sets == "refuge" else {}
+        own = scenario.with_changes(service=service_part)
+        environments = ColocationVecEnv(own, 8, 1.0, seed=3, profile=profile, staggered=False)
+        demonstrate(environments, schedule, np.random.default_rng(0))
+        hosts = environments.hosts
+        violated[sets] = hosts["violations"].sum() / hosts["intervals"].sum()
+        strained = hosts["refuge_p95_us"] > hosts["slo_us"]
+        running = hosts["state"][strained] == RUNNING
+        shared = running & (hosts["weight"][strained] != NORMAL)
+        assert strained.any() and shared.sum() <= 0.1 * running.sum()
+    assert violated["overflow"] < 0.5 * violated["refuge"]
