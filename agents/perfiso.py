@@ -40,11 +40,12 @@ class PerfIso(BestEffortController[PerfIsoParameters]):
         """Resize the best-effort set."""
         now_s = telemetry.time_s
         busy = [
-            window.rate(now_s, busy_s)
+            window.rate(now_s, busy_s) or 0.0
             for window, busy_s in zip(self._busy, telemetry.vcpu_busy_s, strict=True)
         ]
         # Idle time outside the best-effort set, which has none to spare.
-        idle = math.fsum(1.0 if used is None else 1.0 - used for used in busy[: self._split()])
+        split = self._split()
+        idle = split - math.fsum(busy[:split])
         spare = math.floor(idle - self.parameters.buffer + 1e-9)
         self._batch = min(max(0, self._batch + spare), len(self.vcpus) - 1)
         split = self._split()

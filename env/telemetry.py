@@ -1,13 +1,17 @@
-"""What a real VM lets a policy see at one moment. The simulator may show nothing else."""
+"""
+What a real VM lets a policy see at one moment. The simulator may show nothing else.
+
+Some come anew at every poll: they are named tuples, which are made in half the time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from env.allocation import Allocation, JobState
 
 
-@dataclass(frozen=True)
-class ServiceTelemetry:
+class ServiceTelemetry(NamedTuple):
     """
     memcached, as schedstat and its own `stats` show it.
 
@@ -30,8 +34,7 @@ class ServiceTelemetry:
     cpi: float | None = None
 
 
-@dataclass(frozen=True)
-class JobTelemetry:
+class JobTelemetry(NamedTuple):
     """One job: its state and the CPU seconds its container has used."""
 
     state: JobState

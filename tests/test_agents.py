@@ -208,7 +208,7 @@ def watched(time_s, p95_us=400.0, qps=50e3, applied=None, busy_s=(0.0,) * 4, **s
     plain = telemetry(time_s, applied=applied)
     return replace(
         plain,
-        service=replace(plain.service, p95_us=p95_us, qps=qps, **service),
+        service=plain.service._replace(p95_us=p95_us, qps=qps, **service),
         vcpu_busy_s=busy_s,
     )
 
@@ -256,7 +256,7 @@ def test_a_budget_is_shared_by_the_jobs_that_are_left(scenario):
         now = policy.decide(watched(18.5 * i))
     assert {job.quota for job in now.jobs.values()} == {2.0 / 7}
     seen = watched(500.0)
-    left = {job: replace(seen.jobs[job], state=DONE) for job in JOBS[2:]}
+    left = {job: seen.jobs[job]._replace(state=DONE) for job in JOBS[2:]}
     now = policy.decide(replace(seen, jobs={**seen.jobs, **left}))
     assert {name: job.quota for name, job in now.jobs.items()} == {
         "blackscholes": 1.04,
