@@ -53,7 +53,7 @@ CALM = 0.93
 """Part of the schedule's threshold below which the expert takes vCPUs from memcached again."""
 
 CAREFUL = 0.75
-"""The same part once the probe has shown that this machine breaks the SLO."""
+"""What becomes of that threshold once the probe has shown that this machine breaks the SLO."""
 
 KEEP, SERVICE, START, PLACE = action.KEEP, action.SERVICE, action.START, action.PLACE
 PENDING = action.PENDING
@@ -84,6 +84,9 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param least: memcached's smallest set, a bit mask as the next two
+    :param most: its refuge
+    :param overflow: its largest set
     :return: index of the edit
     """
     if h.worst_p95_us > h.slo_us:

@@ -59,7 +59,11 @@ def new_model(
 def variation_of(recipe: Recipe) -> Variation:
     """How the episodes of a recipe differ."""
     return Variation(
-        recipe.physics, recipe.interval_s, recipe.error, recipe.error_share, recipe.unprobed
+        physics=recipe.physics,
+        interval_s=recipe.interval_s,
+        error=recipe.error,
+        error_share=recipe.error_share,
+        unprobed=recipe.unprobed,
     )
 
 

@@ -69,10 +69,6 @@ from training.tables import Remark, RunTrace, read_runs
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# The load at the server changes this long after the interval boundary that the log implies
-# (0.4 to 0.7 s).
-LOAD_LAG_S = 0.55
-
 DEFAULT_SLO_US = 800.0
 # A VM shows its speed and idle latency in its first runs.
 FIRST_RUNS = 3
@@ -121,9 +117,9 @@ def build_script(run: RunTrace) -> Script:
     for moved, mask in run.service_moves:
         events.append((max(moved, begin), SERVICE, -1, float(mask)))
     for start, end, qps in zip(run.interval_start_s, run.interval_end_s, run.qps, strict=True):
-        events.append((start + LOAD_LAG_S, LOAD, -1, qps))
+        events.append((start + fit_service.LOAD_LAG_S, LOAD, -1, qps))
         events.append((end, CLOSE, -1, 0.0))
-    events.append((run.interval_end_s[-1] + LOAD_LAG_S, LOAD, -1, 0.0))
+    events.append((run.interval_end_s[-1] + fit_service.LOAD_LAG_S, LOAD, -1, 0.0))
     order = {job.name: number for number, job in enumerate(run.jobs)}
     predecessors = []
     gaps = []

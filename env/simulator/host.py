@@ -102,7 +102,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probe_cpu_s", real),
         ("probe_stretched_s", real),
         ("stretch", real),  # cycles per instruction, relative to memcached alone
-        ("probed_cpi", real),
+        ("probed_cpi", real),  # the reading; p95's is in the control row
         # Waking a sleeping policy.
         ("until_s", real),
         ("wake_on_events", whole),
