@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import configure
 
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from training import fast_ppo
+from training import fast_ppo, kernels
 from training.fast_ppo import FastPPO
 from training.masked_policy import MaskedActorCriticPolicy
 
@@ -57,6 +57,17 @@ def learned():
     model.learn(2 * N_ENVS * N_STEPS, callback=calls)
     model.calls = (calls.steps, calls.infos)
     return model
+
+
+@pytest.mark.parametrize("count", [32, 64, 96])
+def test_sums_are_taken_in_one_order_whoever_compiles(count):
+    """Plain Python and the compiler agree to the last bit, so training can be repeated."""
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        numbers = np.exp(rng.normal(0.0, 6.0, count)).astype(np.float32)
+        compiled = kernels.add_up(numbers.copy())
+        assert compiled == kernels.add_up.py_func(numbers.copy())
+        assert compiled == pytest.approx(numbers.sum(dtype=np.float64), rel=1e-6)
 
 
 ROLLOUT = ("observations", "actions", "log_probs", "values", "advantages", "returns")

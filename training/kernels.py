@@ -26,12 +26,6 @@ _NEVER = np.float32(-1e7)
 _ILLEGAL = np.float32(ILLEGAL_LOGIT)
 _LOWEST = np.int32(-(2**31))
 _f32, _i32 = np.float32, np.int32
-_REORDERED = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
-
-
-def _vectorised(function):  # type: ignore[no-untyped-def]
-    """Compile a loop whose sums may be taken in any order."""
-    return numba.njit(error_model="numpy", fastmath=_REORDERED, cache=True, nogil=True)(function)
 
 
 @numba.njit(error_model="numpy", inline="always")
@@ -63,11 +57,32 @@ def _as_ordered(bits):  # type: ignore[no-untyped-def]
 
 @allocating
 def scratch(n_actions):  # type: ignore[no-untyped-def]
-    """Two rows to work in, float32[2, n_actions or a little more]."""
-    return np.full((2, (n_actions + _LANES - 1) // _LANES * _LANES), _ILLEGAL)
+    """Rows to work in, float32[4, n_actions or a little more]."""
+    return np.full((4, (n_actions + _LANES - 1) // _LANES * _LANES), _ILLEGAL)
 
 
-@_vectorised
+@compiled
+def add_up(numbers):  # type: ignore[no-untyped-def]
+    """
+    The sum of numbers, which are lost.
+
+    In an order of its own: a compiler that may choose the order chooses differently from one run to
+    the next, and training would not end in the same policy twice.
+
+    :param numbers: float32[n], n a multiple of `_LANES`
+    """
+    for start in range(_LANES, len(numbers), _LANES):
+        for lane in range(_LANES):
+            numbers[lane] += numbers[start + lane]
+    half = _LANES // 2
+    while half > 0:
+        for lane in range(half):
+            numbers[lane] += numbers[half + lane]
+        half //= 2
+    return numbers[0]
+
+
+@compiled
 def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
     """
     Probabilities of one decision's actions, into `work[1]`; illegal ones have 0.
@@ -87,13 +102,12 @@ def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
     for lane in range(width):
         highest = max(highest, _as_ordered(_f32(work[0, lane]).view(np.int32)))
     top = _as_ordered(highest).view(np.float32)
-    total, moment = _f32(0.0), _f32(0.0)
     for lane in range(width):
         below = work[0, lane] - top
         weight = _exp(below) if below > _NEVER else _f32(0.0)
-        work[1, lane] = weight
-        total += weight
-        moment += weight * below
+        work[1, lane] = work[2, lane] = weight
+        work[3, lane] = weight * below
+    total, moment = add_up(work[2]), add_up(work[3])
     share = _f32(1.0) / total
     for lane in range(width):
         work[1, lane] *= share
@@ -149,7 +163,7 @@ def judge_actions(  # type: ignore[no-untyped-def]
             probabilities[row, action] = work[1, action]
 
 
-@_vectorised
+@compiled
 def slope(  # type: ignore[no-untyped-def]
     logits, row, probabilities, offset, entropy, action, by_log_prob, by_entropy, slopes
 ):
