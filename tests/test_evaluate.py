@@ -305,6 +305,28 @@ def test_without_a_probe_who_needs_it_is_stopped_and_who_does_not_goes_on(factor
     assert run_episode(machine, agents.make("best.zip"), start, probed=False).completed
 
 
+def test_the_loads_minimum_and_maximum_are_drawn_from_their_ranges(factory):
+    variation = Variation(least_load=(0.2, 6.0), most_load=(0.6, 1.0))
+    drawn = EpisodeFactory(factory.scenario, variation=variation)
+    hosts, targets = drawn.new_hosts(1), drawn.new_targets(1)
+    load, ends = factory.scenario.load, []
+    for start in starts_from(3, 40):
+        drawn.begin(hosts, targets, 0, start.trace_seed, start.rng())
+        ends.append((targets.min(), targets.max()))
+    least, most = np.array(ends).T
+    assert 0.2 * load.qps_min <= least.min() < 0.5 * load.qps_min
+    assert 3.0 * load.qps_min < least.max()
+    assert 0.58 * load.qps_max < most.min() < 0.7 * load.qps_max
+    assert 0.9 * load.qps_max < most.max() <= load.qps_max
+
+
+def test_a_drawn_minimum_stays_below_the_maximum(factory):
+    narrow = EpisodeFactory(factory.scenario, variation=Variation(least_load=(50.0, 100.0)))
+    hosts, targets = narrow.new_hosts(1), narrow.new_targets(1)
+    narrow.begin(hosts, targets, 0, 9, np.random.default_rng(0))
+    assert set(targets[0]) == {factory.scenario.load.qps_max}
+
+
 def test_the_vms_speed_is_drawn_from_its_range(factory):
     slow = EpisodeFactory(factory.scenario, variation=Variation(vm_speed=(0.75, 0.8)))
     hosts, speeds = slow.new_hosts(1), set()
@@ -319,6 +341,8 @@ def test_the_vms_speed_is_drawn_from_its_range(factory):
     [
         (["--error", "1"], "--error: must be below 1"),
         (["--vm-speed", "1.2", "0.8"], "--vm-speed: LOW must be"),
+        (["--least-load", "0", "0.8"], "--least-load: LOW must be"),
+        (["--most-load", "1.2", "0.8"], "--most-load: LOW must be"),
         (["--bound", "--error", "0.2"], "one physics"),
     ],
 )

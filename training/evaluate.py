@@ -78,6 +78,14 @@ def parser() -> OneLineParser:
         metavar=("LOW", "HIGH"),
         help="draw memcached's speed on the VM from this range (the profile's is 1)",
     )
+    for flag, what in (("--least-load", "minimum"), ("--most-load", "maximum")):
+        add(
+            flag,
+            type=number(0.0),
+            nargs=2,
+            metavar=("LOW", "HIGH"),
+            help=f"draw the load's {what} from this range of factors on the scenario's",
+        )
     add("--bound", action="store_true", help="show how far the best possible is (takes a while)")
     line.set_defaults(episodes=None)
     return line
@@ -97,13 +105,14 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     for policy in policies:
         policy.reset(scenario)
     profile = read_profile(arguments.profile or scenario.profile)
-    speeds = arguments.vm_speed
     if arguments.error >= 1.0:
         raise InputError(f"--error: must be below 1, not {arguments.error:g}")
-    if speeds and not 0.0 < speeds[0] <= speeds[1]:
-        raise InputError(f"--vm-speed: LOW must be above 0 and at most HIGH, not {speeds}")
     variation = Variation(
-        physics=arguments.spread, error=arguments.error, vm_speed=speeds and tuple(speeds)
+        physics=arguments.spread,
+        error=arguments.error,
+        vm_speed=range_of("--vm-speed", arguments.vm_speed),
+        least_load=range_of("--least-load", arguments.least_load),
+        most_load=range_of("--most-load", arguments.most_load),
     )
     factory = EpisodeFactory(scenario, profile, variation)
     machine = SimulatedMachine(factory)
@@ -138,6 +147,22 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
         content["bound"] = bound_report(factory, starts)
     return content
+
+
+def range_of(option: str, given: Sequence[float] | None) -> tuple[float, float] | None:
+    """
+    The range an option gives.
+
+    :param option: its name
+    :param given: its two numbers, or None where it was not given
+    :raises InputError: if they are no range of positive numbers
+    """
+    if given is None:
+        return None
+    low, high = given
+    if not 0.0 < low <= high:
+        raise InputError(f"{option}: LOW must be above 0 and at most HIGH, not {low:g} {high:g}")
+    return low, high
 
 
 def plot(recorder: Recorder, name: str, run: Run, profile: Profile, folder: Path) -> None:

@@ -61,6 +61,8 @@ def variation_of(recipe: Recipe) -> Variation:
     return Variation(
         physics=recipe.physics,
         interval_s=recipe.interval_s,
+        least_load=recipe.least_load,
+        most_load=recipe.most_load,
         error=recipe.error,
         error_share=recipe.error_share,
         unprobed=recipe.unprobed,

@@ -34,6 +34,8 @@ class Recipe(BaseModel):
     :param error_share: in how many of the episodes
     :param unprobed: share of the episodes without a latency probe
     :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
+    :param least_load: range of the factor on the load's minimum in each episode, or none
+    :param most_load: the same for the load's maximum
     :param imitation: whether to begin by imitating a good schedule (`training.imitation`)
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
@@ -59,6 +61,8 @@ class Recipe(BaseModel):
     error_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     unprobed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    least_load: tuple[PositiveFloat, PositiveFloat] | None = None
+    most_load: tuple[PositiveFloat, PositiveFloat] | None = None
     imitation: bool = False
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt

@@ -75,22 +75,26 @@ def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.ND
     span = qps_max - qps_min + 1
     bucket = (MODULUS - 2) // span
     accepted = np.empty(0, dtype=np.int64)
+    powers = _powers(1 << (count - 1).bit_length())  # few lengths: every one is kept
     while len(accepted) < count:
-        states = x * _powers(count) % MODULUS  # stays below 2^62
+        states = x * powers % MODULUS  # stays below 2^62
         x = int(states[-1])
         accepted = np.concatenate([accepted, states[states - 1 < bucket * span]])
     return qps_min + (accepted[:count] - 1) // bucket
 
 
-def load_targets(load: Load, seed: int, count: int) -> npt.NDArray[np.int64]:
+def load_targets(
+    load: Load, seed: int, count: int, between: tuple[int, int] | None = None
+) -> npt.NDArray[np.int64]:
     """The first targets of a scenario's load [queries/s].
 
     :param load: which
     :param seed: mcperf's `--qps_seed`; without effect where the scenario lists its targets
     :param count: how many
+    :param between: smallest and largest target, if not the scenario's; without effect as above
     """
     if not load.targets:
-        return dynamic_targets(seed, load.qps_min, load.qps_max, count)
+        return dynamic_targets(seed, *(between or (load.qps_min, load.qps_max)), count)
     given = np.repeat(np.array(load.targets, dtype=np.int64), load.target_intervals)
     return np.resize(given, count)
 

@@ -58,6 +58,9 @@ class Variation:
         from; 0 is the profile as fitted
     :param interval_s: range that each episode's load interval is drawn from (log-uniform), or
         None for the scenario's own
+    :param least_load: range of the factor on the load's minimum in each episode (log-uniform), or
+        None for the scenario's own minimum; without effect where the scenario lists its targets
+    :param most_load: the same for the load's maximum
     :param error: every parameter but the VM's speed is wrong by this fraction, each up or down at
         random
     :param error_share: in how many of the episodes
@@ -68,6 +71,8 @@ class Variation:
 
     physics: float = 0.0
     interval_s: tuple[float, float] | None = None
+    least_load: tuple[float, float] | None = None
+    most_load: tuple[float, float] | None = None
     error: float = 0.0
     error_share: float = 1.0
     unprobed: float = 0.0
@@ -96,6 +101,11 @@ class EpisodeFactory:
         self.observation_size = feature_count(scenario) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
+        self._spreads = (
+            ("service_params", self.profile.service_spreads()),
+            ("job_params", self.profile.job_spreads(scenario.job_names)),
+            ("host_params", self.profile.host_spreads()),
+        )
         self._endless = np.array([job.endless for job in scenario.jobs])
         self._template = self._host_before_start()
 
@@ -126,12 +136,13 @@ class EpisodeFactory:
         """
         hosts[index] = self._template
         host = hosts[index]
-        load, variation = self.scenario.load, self.variation
+        variation = self.variation
         if variation.interval_s is not None:
-            low, high = variation.interval_s
-            host["interval_s"] = math.exp(rng.uniform(math.log(low), math.log(high)))
+            host["interval_s"] = log_uniform(variation.interval_s, rng)
+        between = self._draw_range(rng)
+        load = self.scenario.load
         count = interval_count(load.duration_s, float(host["interval_s"]))
-        targets[index, :count] = load_targets(load, trace_seed, count)
+        targets[index, :count] = load_targets(load, trace_seed, count, between)
         targets[index, count:] = targets[index, count - 1]
         host["interval_ends_s"] = host["interval_s"]
         host["random"] = (rng.integers(1, FIRST_MODULUS), rng.integers(1, SECOND_MODULUS))
@@ -150,6 +161,16 @@ class EpisodeFactory:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
         host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
         kernel.start_episode_at(hosts, index, targets[index])
+
+    def _draw_range(self, rng: np.random.Generator) -> tuple[int, int]:
+        """The episode's smallest and largest load: the scenario's, or drawn around them."""
+        load, variation = self.scenario.load, self.variation
+        least, most = load.qps_min, load.qps_max
+        if variation.most_load is not None:
+            most = max(1, round(most * log_uniform(variation.most_load, rng)))
+        if variation.least_load is not None:
+            least = max(1, round(least * log_uniform(variation.least_load, rng)))
+        return min(least, most), most
 
     def head_start(self, host: Any, rng: np.random.Generator) -> None:
         """
@@ -215,19 +236,21 @@ class EpisodeFactory:
 
     def _draw_physics(self, host: Any, rng: np.random.Generator) -> None:
         """Draw the episode's parameters from the profile's uncertainty."""
-        profile, scale = self.profile, self.variation.physics
-        for name, spreads in (
-            ("service_params", profile.service_spreads()),
-            ("job_params", profile.job_spreads(self.scenario.job_names)),
-            ("host_params", profile.host_spreads()),
-        ):
+        scale = self.variation.physics
+        for name, spreads in self._spreads:
             draw = rng.standard_normal(spreads.shape).clip(-2.0, 2.0)
             host[name] *= np.exp(scale * spreads * draw)
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
-        host["service_params"][VM_SPEED] = math.exp(scale * profile.vm_speed.spread * speed)
+        host["service_params"][VM_SPEED] = math.exp(scale * self.profile.vm_speed.spread * speed)
         # The load's clock is late, and with it every interval.
         host["interval_ends_s"] += rng.uniform(*sorted(host["host_params"][LOAD_LAG]))
         keep_physical(host)
+
+
+def log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
+    """A number from a range, uniform in its logarithm."""
+    low, high = range_
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def keep_physical(host: Any) -> None:
