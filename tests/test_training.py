@@ -11,11 +11,12 @@ import torch
 
 from agents.checkpoint import read_checkpoint
 from env.errors import InputError
+from env.reward import VIOLATION_WEIGHT
 from env.scenario import load_scenario
 from training.adam import Adam
 from training.ppo import train
 from training.recipe import load_recipe
-from training.selection import Score
+from training.selection import ACCEPTED_VARIED_RATIO, score
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = load_recipe("default").model_copy(
@@ -69,12 +70,24 @@ def test_resume_refuses_what_is_not_a_checkpoint(tmp_path):
         train(load_scenario("cca-2025"), SMALL, 0, tmp_path, resume=tmp_path / "text.zip")
 
 
+def scored(makespan_s, violation_ratio, varied_ratio=0.0):
+    plain = {"makespan_s": makespan_s, "violation_ratio": violation_ratio, "completed": True}
+    return score([plain], [plain | {"violation_ratio": varied_ratio}])
+
+
 def test_few_violations_beat_speed_and_speed_decides_among_the_accepted():
-    slow_and_safe = Score(0.0, 700.0, 0.001, 1.0)
-    fast_and_safe = Score(0.0, 600.0, 0.002, 1.0)
-    fast_and_bad = Score(0.05, 500.0, 0.05, 1.0)
+    slow_and_safe = scored(700.0, 0.001)
+    fast_and_safe = scored(600.0, 0.002)
+    fast_and_bad = scored(500.0, 0.05)
     assert min(slow_and_safe, fast_and_safe, fast_and_bad) is fast_and_safe
     assert slow_and_safe < fast_and_bad
+
+
+def test_violations_on_varied_traces_cost_what_the_reward_charges():
+    calm, accepted = scored(600.0, 0.0, 0.0), scored(600.0, 0.0, ACCEPTED_VARIED_RATIO)
+    assert calm.cost_s == accepted.cost_s == 600.0
+    assert scored(600.0, 0.0, 0.02).cost_s == pytest.approx(600.0 * (1.0 + 0.02 * VIOLATION_WEIGHT))
+    assert scored(516.0, 0.0, 0.020) < scored(575.0, 0.0, 0.017)
 
 
 def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
