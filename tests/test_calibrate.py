@@ -22,7 +22,14 @@ from training import fit_service
 from training import validate as validation
 from training.calibrate import calibrate, check
 from training.fit_jobs import JOBS, Scaling, build_states, errors, fit_jobs, host_parameters
-from training.tables import Remark, core_mask, read_runs, read_table, summarise
+from training.tables import (
+    Remark,
+    core_mask,
+    read_runs,
+    read_table,
+    summarise,
+    whole_intervals,
+)
 from training.validate import Tally, profile_physics, replay, replay_with, validate
 
 CAPACITY = (120e3, 180e3, 200e3, 200e3)
@@ -193,7 +200,7 @@ def test_the_command_line(tmp_path):
 
 
 def test_nothing_compared_is_no_figure():
-    report = Tally().report("none")
+    report = Tally(800.0).report("none")
     assert report["makespan"]["median_abs_rel_error"] is None
     assert report["violations"]["balanced_accuracy"] is None
 
@@ -409,9 +416,36 @@ def test_a_negative_duration_skips_the_run(tmp_path, length_s, row):
 
 
 def test_known_traps_are_said(tmp_path):
-    tables = runs_of(write_tables(tmp_path, group="ImaGoodFella/cca_project"))
+    tables = runs_of(write_tables(tmp_path, group="KockaAdmiralac/CCA"))
     assert not tables.runs[0].moves_logged
     assert any("only memcached's main thread was moved" in remark.what for remark in tables.remarks)
+
+
+def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others():
+    """1000 s are 112 intervals of 9 s, the last one cut; the log makes them 8.93 s each."""
+    starts = np.arange(112) * 1000.27 / 112
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + 1000.27 / 112})
+    mended = whole_intervals(rows)
+    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(112) * 9.0)
+    assert mended["t_end_s"].iloc[-1] == pytest.approx(1008.0)
+
+
+@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 10.012])
+def test_other_intervals_are_as_long_as_logged(length_s):
+    starts = np.arange(90) * length_s
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + length_s})
+    pd.testing.assert_frame_equal(whole_intervals(rows), rows)
+
+
+def test_violations_are_told_apart_whatever_the_threshold():
+    """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
+    tally = Tally(800.0)
+    tally.violated = [True, True, False, False]
+    tally.simulated_us = [700.0, 900.0, 400.0, 810.0]
+    told = tally.report("none")["violations"]
+    assert told["auc"] == 0.75
+    assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
+    assert told["measured"] == told["simulated"] == 2
 
 
 def test_core_masks():

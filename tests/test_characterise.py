@@ -292,7 +292,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
                 used = 0.0 if beside == "none" else max(1.0 - target / 400e3, 0.0)
                 equal = np.array([max(used, 0.5), 0.0]) if "equal" in beside else nobody
                 background = np.array([used, 0.0]) if "background" in beside else nobody
-                p95, capacity, cpu = service_state(
+                p95, capacity, cpu, _ = service_state(
                     target, 2, (1 << cores) - 1, siblings, background, equal, 0.0, params
                 )
                 for rep in range(3):

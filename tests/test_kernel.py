@@ -281,7 +281,7 @@ def answer(case: dict[str, Any], **changes: Any) -> tuple[float, float, float]:
     """p95 [us], capacity [requests/s] and CPU use [vCPUs]."""
     given_ = {**case, **changes}
     names = ("qps", "threads", "mask", "sibling", "background", "equal", "pressure", "params")
-    p95_us, capacity_qps, cpu = service_state(*(given_[name] for name in names))
+    p95_us, capacity_qps, cpu, _ = service_state(*(given_[name] for name in names))
     return p95_us, capacity_qps, cpu
 
 
@@ -398,6 +398,7 @@ def test_the_p95_of_a_mixture_agrees_with_the_count(levels: list[tuple[float, fl
     slow = sent = 0.0
     for p95_us, count in levels:
         rig.row["p95_us"] = p95_us
+        rig.row["tail_shape"] = shape
         rig.row["slow_fraction"] = tail_fraction(slo_us, p95_us, shape)
         kernel.count_requests(rig.row, count)
         sent += count

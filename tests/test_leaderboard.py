@@ -89,6 +89,19 @@ def test_faithfulness_writes_every_case(tmp_path, monkeypatch):
         assert row["simulated"]["completed"] == 2
 
 
+def test_a_case_runs_on_its_own_vms():
+    """A VM as slow as Bruol's breaks what ImaGoodFella's fast one holds."""
+
+    def violated(*vms):
+        case = faithfulness.Case("stats-poll-packed", "cca-2025", 10, 700.0, 0.0, 0.0, "-", vms)
+        return faithfulness.simulate(case, 1, 0)["simulated"]["violation_ratio"]
+
+    fast = "ImaGoodFella/cca_project 2025-05-12"
+    slow = "Bruol/cloud-computing-architecture-project slow"
+    assert violated(fast) < 0.05 < violated(slow)
+    assert violated(fast, slow) == pytest.approx((violated(fast) + violated(slow)) / 2)
+
+
 @pytest.mark.parametrize("module", [leaderboard, faithfulness])
 @pytest.mark.parametrize(
     ("line", "message"),

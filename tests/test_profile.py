@@ -106,3 +106,16 @@ def test_files_that_are_no_profile(tmp_path, text):
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="cannot be read"):
         load_profile(tmp_path / "absent.yaml")
+
+
+def test_a_vm_of_the_fit_has_its_own_speed_and_idle_latency():
+    profile = load_profile("cca-2025")
+    name, vm = next(iter(profile.vms.items()))
+    changed = profile.on_vm(name)
+    factors = changed.service_array() / profile.service_array()
+    expected = np.ones(len(SERVICE_FIELDS))
+    expected[SERVICE_FIELDS.index("vm_speed")] = vm.speed
+    expected[SERVICE_FIELDS.index("idle_us")] = vm.idle
+    assert factors == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no VM 'x'; known: "):
+        profile.on_vm("x")

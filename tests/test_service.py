@@ -56,8 +56,9 @@ def not_above(a, b):
 
 @given(loads, threads, masks, busy, busy, pressures, parameters())
 def test_results_are_finite_and_positive(qps, n, mask, background, equal, pressure, params):
-    p95, capacity, cpu = state(qps, params, n, mask, background, equal, pressure)
+    p95, capacity, cpu, shape = state(qps, params, n, mask, background, equal, pressure)
     assert math.isfinite(p95) and p95 > 0.0
+    assert 0.0 < shape <= params[TAIL_SHAPE] * (1.0 + 1e-9)
     assert math.isfinite(capacity) and capacity > 0.0
     assert 0.0 <= cpu <= min(n, mask.bit_count())
 
@@ -111,12 +112,12 @@ def test_an_added_idle_vcpu_never_hurts(qps, n, mask, background, equal, pressur
 
 @given(threads, masks, busy, busy, pressures, parameters())
 def test_latency_levels_off_at_capacity(n, mask, background, equal, pressure, params):
-    _, capacity, cpu = state(1.0, params, n, mask, background, equal, pressure)
+    _, capacity, cpu, _ = state(1.0, params, n, mask, background, equal, pressure)
     at = state(capacity, params, n, mask, background, equal, pressure)
     beyond = state(3.0 * capacity, params, n, mask, background, equal, pressure)
     # Only the early rise goes on with the offered load, and it has nearly levelled off.
     assert at[0] <= beyond[0] * (1.0 + 1e-9) <= 1.1 * at[0]
-    assert at[1:] == pytest.approx(beyond[1:])
+    assert at[1:3] == pytest.approx(beyond[1:3])
     assert cpu <= at[2]
 
 
@@ -134,25 +135,28 @@ def test_tail_is_five_percent_at_the_p95(p95, shape, factor):
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(50.0, 5000.0)), min_size=1, max_size=12),
-    st.floats(1.0, 8.0),
+    st.lists(
+        st.tuples(st.floats(0.0, 1e6), st.floats(50.0, 5000.0), st.floats(1.0, 8.0)),
+        min_size=1,
+        max_size=12,
+    )
 )
 @settings(deadline=None)
-def test_mixture_leaves_five_percent(states, shape):
-    weights = np.array([weight for weight, _ in states])
-    p95s = np.array([p95 for _, p95 in states])
-    mixed = mixture_p95(weights, p95s, len(states), shape)
+def test_mixture_leaves_five_percent(states):
+    weights, p95s, shapes = np.array(states).T.copy()
+    mixed = mixture_p95(weights, p95s, shapes, len(states))
     used = p95s[weights > 0.0]
     if not len(used):
         assert mixed == 0.0
         return
     assert used.min() * (1 - 1e-9) <= mixed <= used.max() * (1 + 1e-9)
-    slower = sum(w * tail_fraction(mixed, p, shape) for w, p in states if w > 0.0)
+    slower = sum(w * tail_fraction(mixed, p, shape) for w, p, shape in states if w > 0.0)
     assert slower == pytest.approx(0.05 * weights.sum(), rel=1e-4)
 
 
 def test_mixture_of_one_state_is_that_state():
-    assert mixture_p95(np.array([5.0, 0.0]), np.array([400.0, 9000.0]), 2, 3.0) == 400.0
+    shapes = np.array([3.0, 2.0])
+    assert mixture_p95(np.array([5.0, 0.0]), np.array([400.0, 9000.0]), shapes, 2) == 400.0
 
 
 # What was measured on the 2025 edition's VM, memcached alone with 2 threads (medians over groups).
@@ -235,6 +239,31 @@ def test_equal_weight_on_one_of_two_vcpus(params):
     )
 
 
+def test_it_waits_for_a_job_on_either_of_its_vcpus(params):
+    """ImaGoodFella in 2 s intervals: 639 at 105K, 900 at 115K, 1297 at 130K; about 380 without."""
+    params[VM_SPEED] = 1.3  # that VM's
+    alone = np.array([0.0, 0.0, 1.0, 1.0])
+    beside = np.array([0.0, 1.0, 1.0, 1.0])
+    waits = [
+        state(qps, params, mask=0b11, equal=beside, pressure=1.0)[0]
+        - state(qps, params, mask=0b11, equal=alone, pressure=1.0)[0]
+        for qps in (30e3, 105e3, 130e3, 150e3)
+    ]
+    assert waits[0] < 100.0
+    assert waits == sorted(waits)
+    assert waits[2] > 400.0
+
+
+def test_slices_stretch_the_tail_and_leave_the_median(params):
+    """Two threads on one vCPU, overloaded: p50 0.3 ms, and 18 % of the requests over 0.8 ms."""
+    p95, _, _, shape = state(170e3, params)
+    assert 0.15 <= tail_fraction(800.0, p95, shape) <= 0.3
+    assert tail_fraction(0.3 * p95, p95, shape) == pytest.approx(0.5, abs=0.1)
+    two_vcpus = state(250e3, params, mask=0b11)
+    assert two_vcpus[3] == pytest.approx(params[TAIL_SHAPE])
+    assert tail_fraction(800.0, two_vcpus[0], two_vcpus[3]) < 0.05
+
+
 def test_background_weight_is_nearly_free(params):
     """On one shared vCPU: p95 x 1.0 to 1.2 while memcached leaves room."""
     alone = state(60e3, params)[0]
@@ -243,6 +272,7 @@ def test_background_weight_is_nearly_free(params):
 
 
 def test_tail_shape_is_that_of_the_profile(params):
+    assert state(5e3, params, n=1)[3] == params[TAIL_SHAPE]
     assert 1.5 <= params[TAIL_SHAPE] <= 6.0
 
 
@@ -256,7 +286,7 @@ def test_calling_it_is_cheap(params):
     def many(n, siblings, nobody, values):
         total = 0.0
         for i in range(n):
-            p95, capacity, cpu = service_state(
+            p95, capacity, cpu, _ = service_state(
                 5e3 + i % 175_000, 2, 3, siblings, nobody, nobody, 1.0, values
             )
             total += p95 + capacity + cpu

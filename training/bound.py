@@ -175,7 +175,7 @@ class LowerBound:
         host = self.host
         n_vcpus = self.scenario.machine.vcpus
         background = np.array([float(vcpu in shared) for vcpu in range(n_vcpus)])
-        _, capacity_qps, _ = service_state(
+        _, capacity_qps, _, _ = service_state(
             0.0, host["service_threads"], mask_of(choice), host["sibling"], background,
             np.zeros(n_vcpus), 0.0, host["service_params"],
         )  # fmt: skip

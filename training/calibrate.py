@@ -24,7 +24,7 @@ from rich.console import Console
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.simulator.jobs import JOB_FIELDS, PRESSURE
-from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile
+from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
 from env.simulator.service import SERVICE_FIELDS, service_state
 from training.fit_jobs import (
     BATCH_SIBLINGS,
@@ -129,7 +129,7 @@ def fitted_capacity(service: FloatArray) -> tuple[float, ...]:
         mask = (1 << width) - 1
         equal = np.array([0.0 if (mask >> c) & 1 else 1.0 for c in range(VCPUS)])
         nobody = np.zeros(VCPUS)
-        _, capacity, _ = service_state(1.0, 2, mask, SIBLINGS, nobody, equal, 1.0, service)
+        _, capacity, _, _ = service_state(1.0, 2, mask, SIBLINGS, nobody, equal, 1.0, service)
         result.append(float(capacity))
     return tuple(result)
 
@@ -223,6 +223,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
         jobs=_job_section(fit, spreads),
         host=_host_section(fit, host_spreads),
         vm_speed=Parameter(**service.vm_speed),
+        vms={vm: Vm(**factors) for vm, factors in service.vms.items()},
     )
 
 

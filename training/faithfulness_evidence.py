@@ -18,6 +18,7 @@ import pandas as pd
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from training.fit_service import LOAD_LAG_S
+from training.tables import whole_intervals
 
 GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
 SLO_US = 800.0
@@ -169,6 +170,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_on_bad_input():
         runs, events, intervals = (
             table(arguments.data, name) for name in ("runs", "events", "intervals")
+        )
+        intervals = intervals.groupby("run", group_keys=False)[list(intervals.columns)].apply(
+            whole_intervals
         )
         print("Group 031 by day and interval\n", by_day(runs).round(3).to_string(), sep="")
         moves = reactions(runs, events, intervals)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from scipy.stats import mannwhitneyu
 
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
@@ -47,7 +48,6 @@ from env.simulator.profile import HOST_FIELDS, Profile
 from env.simulator.service import (
     CPU_LIMIT,
     IDLE_US,
-    TAIL_SHAPE,
     VM_SPEED,
     mixture_p95,
     service_state,
@@ -172,7 +172,7 @@ def _rates(  # type: ignore[no-untyped-def]
     speed,
     used,
 ):
-    """Latency, capacity and job speeds under one allocation and load, as the kernel refreshes."""
+    """Latency, capacity, tail and job speeds under an allocation and load, as the kernel has it."""
     n_jobs, n_vcpus = used.shape
     for vcpu in range(n_vcpus):
         background[vcpu] = 0.0
@@ -183,7 +183,7 @@ def _rates(  # type: ignore[no-untyped-def]
                     equal[vcpu] = 1.0
                 else:
                     background[vcpu] = 1.0
-    _, capacity, _ = service_state(
+    _, capacity, _, _ = service_state(
         qps, service_threads, service_cores, sibling, background, equal, 0.0, service_params
     )
     demand = capacity if backlog > 0.0 else qps
@@ -217,15 +217,15 @@ def _rates(  # type: ignore[no-untyped-def]
             cpu += used[job, vcpu]
         if cpu > quota[job]:
             speed[job] *= quota[job] / cpu
-    p95, capacity, _ = service_state(
+    p95, capacity, _, shape = service_state(
         qps, service_threads, service_cores, sibling, background, equal, pressure, service_params
     )
     if backlog > 0.0:
-        p95, capacity, _ = service_state(
+        p95, capacity, _, shape = service_state(
             capacity, service_threads, service_cores, sibling, background, equal, pressure,
             service_params,
         )  # fmt: skip
-    return p95, capacity
+    return p95, capacity, shape
 
 
 @allocating
@@ -268,6 +268,7 @@ def _replay(  # type: ignore[no-untyped-def]
     equal = np.zeros(n_vcpus)
     mix_weight = np.zeros(_MIXTURE)
     mix_p95 = np.zeros(_MIXTURE)
+    mix_shape = np.ones(_MIXTURE)
     mixed = 0
     interval = 0
     qps = 0.0
@@ -277,7 +278,7 @@ def _replay(  # type: ignore[no-untyped-def]
     ended = 0
     worked = np.zeros(n_jobs, np.uint8)
     now = time_s[0]
-    p95, capacity = 0.0, 1.0
+    p95, capacity, shape = 0.0, 1.0, 1.0
     stale = True
     while event < len(time_s) or ended < n_jobs:
         # Everything that happens at this moment.
@@ -304,9 +305,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 state[job] = DONE
                 ended += 1
             elif what == CLOSE:
-                p95_us[interval] = mixture_p95(
-                    mix_weight, mix_p95, mixed, service_params[TAIL_SHAPE]
-                )
+                p95_us[interval] = mixture_p95(mix_weight, mix_p95, mix_shape, mixed)
                 interval += 1
                 mixed = 0
             stale = stale or what != CLOSE
@@ -324,7 +323,7 @@ def _replay(  # type: ignore[no-untyped-def]
             for job in range(n_jobs):
                 # A job that outlives its log and was last seen paused would never end.
                 running[job] = state[job] == RUNNING and (paused[job] == 0 or event >= len(time_s))
-            p95, capacity = _rates(
+            p95, capacity, shape = _rates(
                 running, threads, cores, weight, batch_sibling, sibling, service_threads,
                 service_cores, qps, backlog, quota, job_params, host_params, service_params,
                 occupancy, background, equal, speed, used,
@@ -352,6 +351,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 mixed -= 1  # more states than anyone needs: the last one stands for the rest
             mix_weight[mixed] = rate * step
             mix_p95[mixed] = p95
+            mix_shape[mixed] = shape
             mixed += 1
         was_behind = backlog > 0.0
         backlog = max(0.0, backlog + (qps - capacity) * step)
@@ -435,19 +435,24 @@ def replay(
 
 
 class Tally:
-    """Measured and simulated figures of all runs, and their errors."""
+    """Measured and simulated figures of all runs, and their errors.
 
-    def __init__(self) -> None:
+    :param slo_us: the latency objective of their year.
+    """
+
+    def __init__(self, slo_us: float) -> None:
+        self.slo_us = slo_us
         self.open_jobs: list[float] = []
         self.closed_jobs: list[float] = []
         self.job_rows: list[tuple[str, str, str, float, float, float]] = []
         self.makespans: list[float] = []
         self.p95: list[float] = []
-        self.violated: list[tuple[bool, bool]] = []
+        self.violated: list[bool] = []
+        self.simulated_us: list[float] = []
         self.per_run: list[dict[str, Any]] = []
         self.groups: dict[str, dict[str, int]] = {}
 
-    def add(self, run: RunTrace, opened: Replay, closed: Replay, slo_us: float) -> None:
+    def add(self, run: RunTrace, opened: Replay, closed: Replay) -> None:
         """Count one run in."""
         measured = np.array([job.run_s for job in run.jobs])
         self.open_jobs += (np.abs(opened.run_s / measured - 1.0)).tolist()
@@ -461,16 +466,15 @@ class Tally:
         makespan = float(closed.end_s.max() - run.first_start_s)
         self.makespans.append(abs(makespan / run.makespan_s - 1.0))
         window = (run.interval_end_s > run.first_start_s) & (run.interval_start_s < run.last_end_s)
-        hit = window & (run.p95_us > slo_us)
-        predicted = window & (opened.p95_us > slo_us)
+        hit = window & (run.p95_us > self.slo_us)
+        predicted = window & (opened.p95_us > self.slo_us)
         group = self.groups.setdefault(run.group, {"runs": 0, "intervals": 0, "violations": 0})
         group["runs"] += 1
         if run.moves_logged:
             calm = window & ~hit
             self.p95 += np.abs(opened.p95_us[calm] / run.p95_us[calm] - 1.0).tolist()
-            self.violated += list(
-                zip(hit[window].tolist(), predicted[window].tolist(), strict=True)
-            )
+            self.violated += hit[window].tolist()
+            self.simulated_us += opened.p95_us[window].tolist()
             group["intervals"] += int(window.sum())
             group["violations"] += int(hit.sum())
         self.per_run.append(
@@ -486,12 +490,11 @@ class Tally:
 
     def report(self, profile: str) -> dict[str, Any]:
         """All figures, ready for JSON; ``None`` where nothing could be compared."""
-        hits = sum(m and s for m, s in self.violated)
-        measured = sum(m for m, _ in self.violated)
-        simulated = sum(s for _, s in self.violated)
-        calm = len(self.violated) - measured
-        recall = _ratio(hits, measured)
-        kept = _ratio(calm - (simulated - hits), calm)
+        violated = np.array(self.violated, dtype=bool)
+        simulated_us = np.array(self.simulated_us)
+        alarmed = simulated_us > self.slo_us
+        recall = _share(alarmed[violated])
+        kept = _share(~alarmed[~violated])
         balanced = None if recall is None or kept is None else (recall + kept) / 2.0
         return {
             "profile": profile,
@@ -505,19 +508,33 @@ class Tally:
             "makespan": {"median_abs_rel_error": _quantile(self.makespans, 0.5)},
             "p95": {"median_abs_rel_error": _quantile(self.p95, 0.5), "intervals": len(self.p95)},
             "violations": {
-                "precision": _ratio(hits, simulated),
+                "precision": _share(violated[alarmed]),
                 "recall": recall,
                 "balanced_accuracy": balanced,
-                "measured": measured,
-                "simulated": simulated,
+                "auc": _auc(simulated_us, violated),
+                "measured": int(violated.sum()),
+                "simulated": int(alarmed.sum()),
             },
             "groups": self.groups,
             "per_run": self.per_run,
         }
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return round(part / whole, 4) if whole else None
+def _share(flags: npt.NDArray[np.bool_]) -> float | None:
+    """How many are set; None of none."""
+    return round(float(flags.mean()), 4) if len(flags) else None
+
+
+def _auc(simulated_us: FloatArray, violated: npt.NDArray[np.bool_]) -> float | None:
+    """How often a violating interval has the higher simulated p95 of the two; None without both.
+
+    The area under the ROC curve: whatever threshold one would put on the simulated p95.
+    """
+    if violated.all() or not violated.any():
+        return None
+    pairs = np.count_nonzero(violated) * np.count_nonzero(~violated)
+    u, _ = mannwhitneyu(simulated_us[violated], simulated_us[~violated])
+    return round(float(u / pairs), 4)
 
 
 def _quantile(values: Sequence[float], level: float) -> float | None:
@@ -633,7 +650,7 @@ def validate(
         raise InputError(f"{data}: no usable runs for profile {profile.name}")
     slo_us = fit_service.SLO_US.get(profile.years[0] if profile.years else 0, DEFAULT_SLO_US)
     vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
-    tally = Tally()
+    tally = Tally(slo_us)
     overlays: dict[str, tuple[RunTrace, Replay]] = {}
     physics = profile_physics(profile)
     for group in dict.fromkeys(run.group for run in tables.runs):
@@ -645,19 +662,17 @@ def validate(
                 continue
             factors = vms.factors(run, physics) if run.moves_logged else (1.0, 1.0)
             opened, closed = replay_with(run, physics, factors)
-            tally.add(run, opened, closed, slo_us)
+            tally.add(run, opened, closed)
             overlays.setdefault(group, (run, opened))
     report = tally.report(profile.name)
     report["cross_validated"] = cross_validate
     report["skipped"] = tables.summary()
     if plots is not None:
-        draw(plots, tally, overlays, slo_us)
+        draw(plots, tally, overlays)
     return report
 
 
-def draw(
-    folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Replay]], slo_us: float
-) -> None:
+def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Replay]]) -> None:
     """Plot measured against simulated durations, and the p95 of one run of each group."""
     import matplotlib
 
@@ -681,7 +696,7 @@ def draw(
         figure, axes = plt.subplots(figsize=(10, 4))
         axes.step(run.interval_start_s, run.p95_us / 1e3, where="post", label="measured")
         axes.step(run.interval_start_s, opened.p95_us / 1e3, where="post", label="simulated")
-        axes.axhline(slo_us / 1e3, color="black", linestyle=":", linewidth=0.8)
+        axes.axhline(tally.slo_us / 1e3, color="black", linestyle=":", linewidth=0.8)
         axes.set(xlabel="time [s]", ylabel="p95 [ms]", title=run.run)
         axes.set_xlim(run.first_start_s, run.last_end_s)
         axes.legend(frameon=False)

@@ -80,12 +80,14 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("p95_us", real),
         ("capacity_qps", real),
         ("service_cpu", real),
+        ("tail_shape", real),
         ("slow_fraction", real),  # of requests over the SLO
         # The measurement interval under way.
         ("sent_requests", real),
         ("slow_requests", real),
         ("mix_weight", real, (MIXTURE,)),
         ("mix_p95", real, (MIXTURE,)),
+        ("mix_shape", real, (MIXTURE,)),
         ("mix_count", whole),
         ("interval_p95_us", real),  # of the last interval that ended
         # Counters a VM would have.
@@ -98,6 +100,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probe_began_s", real),  # the window under way, and what it has seen
         ("probe_weight", real, (MIXTURE,)),
         ("probe_p95", real, (MIXTURE,)),
+        ("probe_shape", real, (MIXTURE,)),
         ("probe_count", whole),
         ("probe_cpu_s", real),
         ("probe_stretched_s", real),

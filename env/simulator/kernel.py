@@ -20,7 +20,6 @@ from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
 from env.simulator.random import api_latency, noise
 from env.simulator.service import (
-    TAIL_SHAPE,
     mixture_p95,
     service_state,
     service_stretch,
@@ -97,7 +96,7 @@ def refresh(h):
                 if (h.true_cores[job] >> vcpu) & 1:
                     batch[vcpu] = max(batch[vcpu], most)
     demand = h.load_qps
-    _, capacity, _ = service_state(
+    _, capacity, _, _ = service_state(
         demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
         h.service_params,
     )  # fmt: skip
@@ -123,16 +122,16 @@ def refresh(h):
         h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu])
         if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
             h.wait = CONTENDED_WAIT
-    h.p95_us, h.capacity_qps, h.service_cpu = service_state(
+    h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
         h.load_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
         h.service_params,
     )  # fmt: skip
     if h.backlog > 0.0:
-        h.p95_us, h.capacity_qps, h.service_cpu = service_state(
+        h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
             h.capacity_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal,
             pressure, h.service_params,
         )  # fmt: skip
-    h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.service_params[TAIL_SHAPE])
+    h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
     if h.probe_window_s > 0.0:
         h.stretch = service_stretch(
             h.true_service, h.sibling, h.background, h.equal, pressure, h.service_params
@@ -190,11 +189,13 @@ def count_requests(h, count):
     """Add requests served at the present latency to the interval under way."""
     h.sent_requests += count
     h.slow_requests += count * h.slow_fraction
-    h.mix_count = mix(h.mix_weight, h.mix_p95, h.mix_count, h.p95_us, count)
+    h.mix_count = mix(
+        h.mix_weight, h.mix_p95, h.mix_shape, h.mix_count, h.p95_us, h.tail_shape, count
+    )
 
 
 @compiled
-def mix(weights, p95s, levels, p95_us, count):
+def mix(weights, p95s, shapes, levels, p95_us, shape, count):
     """Add `count` requests of a latency to a mixture of so many levels; the new number of them."""
     if levels > 0 and p95s[levels - 1] == p95_us:  # still as it was
         weights[levels - 1] += count
@@ -207,6 +208,7 @@ def mix(weights, p95s, levels, p95_us, count):
     if distance > 0.0 and levels < MIXTURE:
         nearest = levels
         p95s[nearest] = p95_us
+        shapes[nearest] = shape
         weights[nearest] = 0.0
         levels += 1
     weights[nearest] += count
@@ -217,7 +219,9 @@ def mix(weights, p95s, levels, p95_us, count):
 def probe(h, step_s):
     """Let the latency probe and the CPU's event counters run on at the present rates."""
     probes = PROBES_PER_S * step_s
-    h.probe_count = mix(h.probe_weight, h.probe_p95, h.probe_count, h.p95_us, probes)
+    h.probe_count = mix(
+        h.probe_weight, h.probe_p95, h.probe_shape, h.probe_count, h.p95_us, h.tail_shape, probes
+    )
     h.probe_cpu_s += h.service_cpu * step_s
     h.probe_stretched_s += h.service_cpu * h.stretch * step_s
 
@@ -231,9 +235,7 @@ def end_interval(h):
     started = False
     for job in range(h.start_s.shape[0]):
         started |= h.start_s[job] <= h.interval_ends_s
-    h.interval_p95_us = mixture_p95(
-        h.mix_weight, h.mix_p95, h.mix_count, h.service_params[TAIL_SHAPE]
-    )
+    h.interval_p95_us = mixture_p95(h.mix_weight, h.mix_p95, h.mix_shape, h.mix_count)
     if started:
         h.intervals += 1
         if h.slow_requests > SLOW_LIMIT * h.sent_requests:
@@ -411,15 +413,14 @@ def read_probe(h):
     window_s = h.now_s - h.probe_began_s
     if window_s < h.probe_window_s - _SOON_S and h.probed_p95_us > 0.0:
         return
-    shape = h.service_params[TAIL_SHAPE]
     p95_us, stretch = h.p95_us, h.stretch
     if h.probe_count > 0:
-        p95_us = mixture_p95(h.probe_weight, h.probe_p95, h.probe_count, shape)
+        p95_us = mixture_p95(h.probe_weight, h.probe_p95, h.probe_shape, h.probe_count)
         stretch = h.probe_stretched_s / h.probe_cpu_s
     # A sample's quantile scatters by sqrt(q (1 - q) / n) / density; the density of the
     # log-logistic tail at its p95 is 0.0475 x shape / p95.
     probes = PROBES_PER_S * max(window_s, h.probe_window_s)
-    h.probed_p95_us = p95_us * math.exp(noise(h) / (shape * math.sqrt(0.0475 * probes)))
+    h.probed_p95_us = p95_us * math.exp(noise(h) / (h.tail_shape * math.sqrt(0.0475 * probes)))
     # A reading of one polling window scatters by the sensor noise; a longer one averages.
     polls = max(1.0, max(window_s, h.probe_window_s) / h.period_s)
     h.probed_cpi = stretch * (1.0 + h.host_params[SENSOR_NOISE] / math.sqrt(polls) * noise(h))

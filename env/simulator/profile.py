@@ -63,6 +63,19 @@ class Parameter(BaseModel):
     source: str = Field(min_length=1)
 
 
+class Vm(BaseModel):
+    """How one measured VM differed from the profile's, as memcached's latency shows it.
+
+    :param speed: factor on memcached's speed.
+    :param idle: factor on its latency without load.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    speed: float = Field(gt=0.0, allow_inf_nan=False)
+    idle: float = Field(gt=0.0, allow_inf_nan=False)
+
+
 class Profile(BaseModel):
     """Fitted parameters of one kind of VM.
 
@@ -77,6 +90,7 @@ class Profile(BaseModel):
     :param jobs: batch jobs by name, each by ``JOB_FIELDS``.
     :param host: the VM and its control paths, by ``HOST_FIELDS``.
     :param vm_speed: how memcached's capacity differs from VM to VM of this type.
+    :param vms: the VMs of the fit, by group and letter (scans) or day (runs).
     :param hash: SHA-256 of the content; a file whose hash does not match is refused.
     """
 
@@ -94,6 +108,7 @@ class Profile(BaseModel):
     jobs: dict[str, dict[str, Parameter]]
     host: dict[str, Parameter]
     vm_speed: Parameter
+    vms: dict[str, Vm] = {}
     hash: str = ""
 
     @model_validator(mode="after")
@@ -135,6 +150,21 @@ class Profile(BaseModel):
     def host_spreads(self) -> FloatArray:
         """Their spreads, in the same order."""
         return _column(self.host, HOST_FIELDS, "spread")
+
+    def on_vm(self, name: str) -> Profile:
+        """The profile of one of the VMs it was fitted to.
+
+        :param name: which of ``vms``; another one raises ``ValueError``.
+        """
+        if name not in self.vms:
+            raise ValueError(f"profile {self.name}: no VM {name!r}; known: {', '.join(self.vms)}")
+        vm = self.vms[name]
+        speed, idle = self.service["vm_speed"], self.service["idle_us"]
+        changed = {
+            "vm_speed": speed.model_copy(update={"value": speed.value * vm.speed}),
+            "idle_us": idle.model_copy(update={"value": idle.value * vm.idle}),
+        }
+        return self.model_copy(update={"service": self.service | changed})
 
     def _job_columns(self, names: Sequence[str], what: str) -> FloatArray:
         for name in names:

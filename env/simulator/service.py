@@ -10,13 +10,17 @@ with a bounded number of outstanding requests leave a curve that a few terms des
 * a **queue** term proportional to utilisation, and a **knee** near capacity;
 * a **plateau** beyond it: the load generator allows a bounded number of outstanding requests, so
   latency cannot pass outstanding / throughput (the interactive law);
-* a **time slice** wait where memcached has more threads than vCPUs;
+* a **time slice** wait where threads outnumber vCPUs, and where a thread needs more of its vCPU
+  than equal-weight work leaves it; it is few requests' wait, so it stretches the tail and leaves
+  the median as it is;
 * what batch work costs: SMT siblings, shared vCPUs, the memory system.
 
 Units: seconds, microseconds (``_us``), requests per second (``_qps``), fractions of one vCPU.
 """
 
 from __future__ import annotations
+
+import math
 
 from env.simulator.compiled import compiled, inlined
 
@@ -32,17 +36,18 @@ SERVICE_FIELDS = (
     "queue_us",  # [us] p95 added in proportion to utilisation
     "knee_exponent",  # [-] sharpness of the knee: (load / capacity) ** exponent
     "outstanding",  # [requests] outstanding requests at the 95th percentile: plateau x capacity
-    "slice_us",  # [us] wait for a time slice at capacity, per surplus thread and vCPU
+    "slice_us",  # [us] wait for a time slice at capacity, per thread that others keep waiting
     "slice_exponent",  # [-] how late that wait sets in
     "speed_latency",  # [-] share of the latency below the knee that scales with 1 / vm_speed
     "batch_latency",  # [-] latency below the knee, added per busy vCPU that runs batch elsewhere
     "pressure_latency",  # [-] the same, added per unit of memory pressure
     "equal_share",  # [-] largest share of a vCPU that equal-weight batch work takes
+    "equal_exponent",  # [-] how late the wait for a time slice beside such work sets in
     "equal_latency",  # [-] latency added where such work sits on all of memcached's vCPUs
     "background_latency",  # [-] the same for background weight
     "background_capacity",  # [-] capacity lost to background work on all of memcached's vCPUs
     "cpu_limit",  # [-] CPU use per vCPU that memcached's own clock shows at saturation
-    "tail_shape",  # [-] shape of the log-logistic tail, see tail_fraction
+    "tail_shape",  # [-] shape of the log-logistic tail without such waits, see tail_fraction
 )
 
 (
@@ -62,12 +67,15 @@ SERVICE_FIELDS = (
     BATCH_LATENCY,
     PRESSURE_LATENCY,
     EQUAL_SHARE,
+    EQUAL_EXPONENT,
     EQUAL_LATENCY,
     BACKGROUND_LATENCY,
     BACKGROUND_CAPACITY,
     CPU_LIMIT,
     TAIL_SHAPE,
 ) = range(len(SERVICE_FIELDS))
+
+LN_19 = math.log(19.0)
 
 #: [-] Busy fraction at which background work costs half of its full effect. What costs is that
 #: work is there to be preempted, not how much of it: memcached's wake-ups set the pace.
@@ -94,6 +102,30 @@ def own_speed(c, sibling, background, equal, params):
     return share * (1.0 - (1.0 - max(params[BATCH_SMT], params[SMT])) * busy), share
 
 
+@inlined
+def kept_from(equal, cores_mask, threads, most):
+    """Share of its vCPU that equal-weight work takes from the thread that it takes most from.
+
+    Threads keep off vCPUs with such work while there are others.
+
+    :param equal: busy fraction of each vCPU by batch work of memcached's weight.
+    :param cores_mask: memcached's vCPUs.
+    :param threads: its threads that have a vCPU of their own, at least 1.
+    :param most: the largest share that such work takes.
+    :return: the share.
+    """
+    taken = 0
+    share = 0.0
+    for _ in range(threads):
+        least = -1
+        for c in range(len(equal)):
+            if ((cores_mask & ~taken) >> c) & 1 and (least < 0 or equal[c] < equal[least]):
+                least = c
+        taken |= 1 << least
+        share = min(equal[least], most)
+    return share
+
+
 @compiled
 def service_state(qps, threads, cores_mask, sibling, background, equal, pressure, params):
     """Latency, capacity and CPU use of memcached at a steady load.
@@ -106,7 +138,7 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
     :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
     :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
     :param params: parameters in the order of :data:`SERVICE_FIELDS`.
-    :return: (p95_us, capacity_qps, cpu_cores).
+    :return: (p95_us, capacity_qps, cpu_cores, shape of the tail).
     """
     vcpus = len(sibling)
     cores = 0
@@ -173,13 +205,20 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
         params[IDLE_US] + rise * capacity / (capacity + params[RISE_QPS]) + params[QUEUE_US] * crowd
     )
     plateau = 1e6 * params[OUTSTANDING] / capacity
-    p95 = calm + max(plateau - calm_at_capacity, 0.0) * load ** params[KNEE_EXPONENT]
-    if crowd > 1.0:
-        p95 += params[SLICE_US] * (crowd - 1.0) * load ** params[SLICE_EXPONENT]
+    flow = calm + max(plateau - calm_at_capacity, 0.0) * load ** params[KNEE_EXPONENT]
+    waiting = max(threads / cores - 1.0, 0.0) * load ** params[SLICE_EXPONENT]
+    if shared_equal > 0.0:
+        # Each thread serves its own connections: the slowest one's make the tail.
+        taken = kept_from(equal, cores_mask, min(threads, cores), params[EQUAL_SHARE])
+        own = params[CORE_CAPACITY_QPS] * vm_speed * (1.0 - taken) * min(threads, cores)
+        need = max(load, min(qps / own, 1.0))
+        waiting += taken / params[EQUAL_SHARE] * need ** params[EQUAL_EXPONENT]
+    wait = params[SLICE_US] * waiting
 
     # Requests cost less CPU while a sibling thread rests, more once both are busy.
     cpu = load * time * (speed / solo + (1.0 - speed / solo) * load)
-    return p95, capacity, min(cpu, params[CPU_LIMIT] * time)
+    shape = LN_19 / (LN_19 / params[TAIL_SHAPE] + math.log1p(wait / flow))
+    return flow + wait, capacity, min(cpu, params[CPU_LIMIT] * time), shape
 
 
 @compiled
@@ -225,23 +264,23 @@ def tail_fraction(limit_us, p95_us, shape):
 
 
 @inlined
-def _excess(latency_us, weights, p95s, n, shape, total):
+def _excess(latency_us, weights, p95s, shapes, n, total):
     """Requests slower than a latency, over the 5 % that a p95 leaves."""
     slower = 0.0
     for i in range(n):
         if weights[i] > 0.0:
-            slower += weights[i] * tail_fraction(latency_us, p95s[i], shape)
+            slower += weights[i] * tail_fraction(latency_us, p95s[i], shapes[i])
     return slower - 0.05 * total
 
 
 @compiled
-def mixture_p95(weights, p95s, n, shape):
+def mixture_p95(weights, p95s, shapes, n):
     """95th percentile over an interval that went through several states.
 
     :param weights: requests in each state.
     :param p95s: p95 of each state [us].
+    :param shapes: tail shape of each state, see :func:`tail_fraction`.
     :param n: number of states used.
-    :param shape: tail shape, see :func:`tail_fraction`.
     :return: p95 of the mixture [us]; 0 without requests.
     """
     total = 0.0
@@ -254,8 +293,8 @@ def mixture_p95(weights, p95s, n, shape):
             high = max(high, p95s[i])
     if high - low <= 1e-9 * high:
         return high
-    above = _excess(low, weights, p95s, n, shape, total)
-    below = _excess(high, weights, p95s, n, shape, total)
+    above = _excess(low, weights, p95s, shapes, n, total)
+    below = _excess(high, weights, p95s, shapes, n, total)
     # False position with the Illinois rule: an end that stays counts half the next time.
     side = 0
     middle = high
@@ -263,7 +302,7 @@ def mixture_p95(weights, p95s, n, shape):
         if above - below <= 0.0 or high - low <= 1e-9 * high:
             break
         middle = (above * high - below * low) / (above - below)
-        excess = _excess(middle, weights, p95s, n, shape, total)
+        excess = _excess(middle, weights, p95s, shapes, n, total)
         if abs(excess) <= 1e-9 * total:
             break
         if excess > 0.0:
