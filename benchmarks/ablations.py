@@ -88,7 +88,8 @@ def ablated(recipe: Recipe, variant: str) -> Recipe:
     changes: dict[str, dict[str, Any]] = {
         "no-imitation": {"imitation": False},
         "no-probe": {"unprobed": 1.0},
-        "no-randomisation": {"physics": 0.0, "error": 0.0, "interval_s": None},
+        "no-randomisation": dict.fromkeys(("interval_s", "least_load", "most_load"))
+        | {"physics": 0.0, "error": 0.0},
     }
     return recipe.model_copy(update=changes.get(variant, {}))
 
