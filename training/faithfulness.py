@@ -71,55 +71,39 @@ class Case:
     vms: tuple[str, ...] = ()
 
 
-GROUP_031 = "threshold-groups-as-run"
-_031, _IMA = "Soufiane-Barrada/CCA 2025", "ImaGoodFella/cca_project 2025"
-_FRIKAI = ("frikai/cca-2024-part4 2024-05-17",)
+def group_031(
+    interval_s: float, figures: tuple[float, float, float], runs: str, *days: str
+) -> Case:
+    """Threshold-groups as group 031 ran it, from its raw logs; figures as in `Case`."""
+    vms = tuple(f"Soufiane-Barrada/CCA 2025-{day}" for day in days)
+    source = f"group 031, raw logs of {runs}"
+    return Case("threshold-groups-as-run", "cca-2025", interval_s, *figures, source, vms)
+
+
+def imagoodfella(interval_s: float, figures: tuple[float, float, float], *days: str) -> Case:
+    """Stats-poll-packed as ImaGoodFella ran it, three times."""
+    vms = tuple(f"ImaGoodFella/cca_project 2025-{day}" for day in days)
+    source = "ImaGoodFella, 3 runs"
+    return Case("stats-poll-packed-as-run", "cca-2025", interval_s, *figures, source, vms)
+
+
+FRIKAI_VM = ("frikai/cca-2024-part4 2024-05-17",)
 CASES = (
-    Case(
-        *(GROUP_031, "cca-2025", 10, 868.3, 37.6, 0.026),
-        *("group 031, raw logs of 3 runs, 29 April", (f"{_031}-04-29",)),
-    ),
-    Case(
-        *(GROUP_031, "cca-2025", 9, 753.2, 15.0, 0.0),
-        *("group 031, raw logs of 3 runs, 10 May", (f"{_031}-05-10",)),
-    ),
-    Case(
-        *(GROUP_031, "cca-2025", 8, 768.5, 21.9, 0.043),
-        *("group 031, raw logs of 5 runs, 7 and 10 May", (f"{_031}-05-07", f"{_031}-05-10")),
-    ),
-    Case(
-        *(GROUP_031, "cca-2025", 7, 739.2, 6.6, 0.022),
-        *("group 031, raw logs of 3 runs, 10 May", (f"{_031}-05-10",)),
-    ),
-    Case(
-        *(GROUP_031, "cca-2025", 6, 726.9, 13.2, 0.027),
-        *("group 031, raw logs of 3 runs, 10 May", (f"{_031}-05-10",)),
-    ),
-    Case(
-        *(GROUP_031, "cca-2025", 5, 762.1, 12.9, 0.051),
-        *("group 031, raw logs of 4 runs, 4 and 10 May", (f"{_031}-05-04", f"{_031}-05-10")),
-    ),
-    Case(
-        *("stats-poll-packed-as-run", "cca-2025", 10, 707.5, 9.3, 0.0),
-        *("ImaGoodFella, 3 runs, 12 May", (f"{_IMA}-05-12",)),
-    ),
-    Case(
-        *("stats-poll-packed-as-run", "cca-2025", 5, 688.6, 6.7, 0.0025),
-        *("ImaGoodFella, 3 runs, 12 May", (f"{_IMA}-05-12",)),
-    ),
-    # Intervals of 2 and 3 s are not fitted: the VM is that of the night before.
-    Case(
-        *("stats-poll-packed-as-run", "cca-2025", 3, 723.2, 8.1, 0.029),
-        *("ImaGoodFella, 3 runs, 14 May", (f"{_IMA}-05-13",)),
-    ),
-    Case(
-        *("stats-poll-packed-as-run", "cca-2025", 2, 723.6, 17.8, 0.072),
-        *("ImaGoodFella, 3 runs, 14 May", (f"{_IMA}-05-13",)),
-    ),
+    group_031(10, (868.3, 37.6, 0.026), "3 runs, 29 April", "04-29"),
+    group_031(9, (753.2, 15.0, 0.0), "3 runs, 10 May", "05-10"),
+    group_031(8, (768.5, 21.9, 0.043), "5 runs, 7 and 10 May", "05-07", "05-10"),
+    group_031(7, (739.2, 6.6, 0.022), "3 runs, 10 May", "05-10"),
+    group_031(6, (726.9, 13.2, 0.027), "3 runs, 10 May", "05-10"),
+    group_031(5, (762.1, 12.9, 0.051), "4 runs, 4 and 10 May", "05-04", "05-10"),
+    imagoodfella(10, (707.5, 9.3, 0.0), "05-12"),
+    imagoodfella(5, (688.6, 6.7, 0.0025), "05-12"),
+    # Intervals of 2 and 3 s (14 May) are not fitted: the VM is that of the night before.
+    imagoodfella(3, (723.2, 8.1, 0.029), "05-13"),
+    imagoodfella(2, (723.6, 17.8, 0.072), "05-13"),
     Case("hysteresis-pause", "cca-2025", 10, 809.0, 0.0, 0.0, "project page, mean of 3 runs"),
-    Case("shared-background", "cca-2024", 10, 548.2, 5.9, 0.015, "frikai, 6 runs", _FRIKAI),
-    Case("shared-background", "cca-2024", 5, 553.3, 5.0, 0.022, "frikai, 2 runs", _FRIKAI),
-    Case("shared-background", "cca-2024", 1, 547.8, 3.6, 0.021, "frikai, 3 runs", _FRIKAI),
+    Case("shared-background", "cca-2024", 10, 548.2, 5.9, 0.015, "frikai, 6 runs", FRIKAI_VM),
+    Case("shared-background", "cca-2024", 5, 553.3, 5.0, 0.022, "frikai, 2 runs", FRIKAI_VM),
+    Case("shared-background", "cca-2024", 1, 547.8, 3.6, 0.021, "frikai, 3 runs", FRIKAI_VM),
 )
 
 
