@@ -1,8 +1,8 @@
 """
 What each part of the training recipe is worth. The experiment behind a table in docs/policy.md.
 
-Every variant trains the shipped recipe without one part, for fewer decisions, and is scored on the
-selection traces: with the profile's physics, with the recipe's drawn physics and load intervals,
+Every variant trains the shipped recipe without one part, and is scored as it ends, on the selection
+traces: with the profile's physics, with the recipe's drawn physics and load intervals,
 and with every parameter wrong by 20 %.
 
 - `full`: nothing is left out;
@@ -10,11 +10,11 @@ and with every parameter wrong by 20 %.
 - `no-history`: no earlier loads, no times since the load moved, no worst readings of the probe;
 - `no-probe`: no latency probe in any episode;
 - `no-overflow`: memcached never gets more than its refuge;
-- `no-randomisation`: the profile's physics and the scenario's load interval in every episode;
+- `no-randomisation`: the profile's physics and the scenario's load in every episode;
 - `no-shaping`: reward without the potential-based term;
 - `no-sharing`: no batch work on memcached's vCPUs.
 
-    python -m benchmarks.ablations --steps 3000000 --json ablations.json
+    python -m benchmarks.ablations --steps 6000000 --json ablations.json
 """
 
 import argparse

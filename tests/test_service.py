@@ -239,7 +239,7 @@ def test_equal_weight_on_one_of_two_vcpus(params):
     )
 
 
-def test_it_waits_for_a_job_on_either_of_its_vcpus(params):
+def test_it_waits_for_a_job_on_one_of_its_vcpus(params):
     """ImaGoodFella in 2 s intervals: 639 at 105K, 900 at 115K, 1297 at 130K; about 380 without."""
     params[VM_SPEED] = 1.3  # that VM's
     alone = np.array([0.0, 0.0, 1.0, 1.0])

@@ -58,7 +58,7 @@ class Case:
     :param makespan_sd_s: standard deviation over its runs; 0 where only a mean is known
     :param violation_ratio: measured, mean over its runs
     :param source: whose, and how many runs
-    :param vms: the VMs it ran on, as the profile names them; its own one where they are not known
+    :param vms: the VMs it ran on, by their names in the profile; none where that does not know them
     """
 
     policy: str
@@ -164,7 +164,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
 
 def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     """
-    The case in the simulator, on its own VMs and on VMs drawn around the profile's.
+    The case in the simulator, on the VMs it ran on (or the profile's) and on VMs drawn around it.
 
     :param case: which
     :param episodes: runs of each kind
@@ -176,16 +176,16 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     profile = read_profile(scenario.profile)
     policy = agents.make(case.policy)
     starts = repeats_of(OFFICIAL_TRACE[case.scenario], entropy, episodes)
-    own = [profile.on_vm(name) for name in case.vms] or [profile]
+    vms = [profile.on_vm(name) for name in case.vms] or [profile]
 
-    def runs_on(machine: Profile, spread: float = 0.0) -> list[Run]:
-        factory = EpisodeFactory(scenario, machine, Variation(spread))
+    def runs_on(vm: Profile, spread: float = 0.0) -> list[Run]:
+        factory = EpisodeFactory(scenario, vm, Variation(spread))
         return run_episodes(policy, factory, starts, regulated=False)
 
-    fitted = [run for machine in own for run in runs_on(machine)]
+    known = [run for vm in vms for run in runs_on(vm)]
     drawn = runs_on(profile, spread=1.0)
-    makespan_s, _ = mean_and_ci95([run.makespan_s for run in fitted])
-    ratio, _ = mean_and_ci95([run.violation_ratio for run in fitted])
+    makespan_s, _ = mean_and_ci95([run.makespan_s for run in known])
+    ratio, _ = mean_and_ci95([run.violation_ratio for run in known])
     return {
         "policy": case.policy,
         "scenario": case.scenario,
@@ -201,7 +201,7 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
             "violation_ratio": ratio,
             "makespan_range_s": _range([run.makespan_s for run in drawn]),
             "violation_range": _range([run.violation_ratio for run in drawn]),
-            "completed": sum(run.completed for run in fitted),
+            "completed": sum(run.completed for run in known),
         },
         "makespan_error": makespan_s / case.makespan_s - 1.0,
         "violation_error": ratio - case.violation_ratio,

@@ -49,7 +49,8 @@ class Trap:
 
     :param reason: shown and stored.
     :param service_cores: memcached's true core set where the logged one is not, else ``None``.
-    :param moves_logged: whether logged memcached cores can be used to judge latency.
+    :param moves_logged: whether memcached's cores, logged or corrected, are sure enough to judge
+        latency by.
     :param yields: jobs left memcached's vCPUs although their logged sets hold them.
     :param background: batch jobs ran at background weight (cpu_shares 2 against 1024).
     """
@@ -61,6 +62,7 @@ class Trap:
     background: bool = False
 
 
+# On the corrected cores ImaGoodFella's latency has been looked at and fits; the others' has not.
 _MAIN_THREAD = "only memcached's main thread was moved: its workers stayed on vCPUs 0-1"
 
 # Soufiane-Barrada's report gives dedup, radix and vips one core each, its events the group's whole

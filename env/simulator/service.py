@@ -75,6 +75,7 @@ SERVICE_FIELDS = (
     TAIL_SHAPE,
 ) = range(len(SERVICE_FIELDS))
 
+#: Of the odds 0.95 / 0.05: what a log-logistic tail's shape times ln(p95 / p50) is.
 LN_19 = math.log(19.0)
 
 #: [-] Busy fraction at which background work costs half of its full effect. What costs is that
