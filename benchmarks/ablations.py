@@ -14,7 +14,7 @@ and with every parameter wrong by 20 %.
 - `no-shaping`: reward without the potential-based term;
 - `no-sharing`: no batch work on memcached's vCPUs.
 
-    python -m benchmarks.ablations --steps 6000000 --json ablations.json
+    python -m benchmarks.ablations --json ablations.json
 """
 
 import argparse
@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 
-from agents.ppo import MaskedNetwork
 from env.commandline import OneLineParser, whole_number
 from env.control import HISTORY
 from env.errors import exit_on_bad_input
@@ -35,13 +34,13 @@ from env.reward import TERMS
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
-from training.checkpoint import policy_layers
+from training.checkpoint import network_of, policy_layers
 from training.fast_ppo import FastPPO
 from training.imitation import N_ENVS, find_schedule, imitate
 from training.ppo import new_model, variation_of
 from training.recipe import Recipe, load_recipe
 from training.schedule_search import Schedule
-from training.selection import run_selection, score
+from training.selection import Actor, run_selection, score
 
 VARIANTS = (
     "full",
@@ -141,12 +140,8 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     return scenario, model
 
 
-def judge(scenario: Scenario, model: PPO, whole: Recipe) -> dict[str, float]:
+def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
     """Makespan [s] and violation ratio on the selection traces, in three settings."""
-    layers = [
-        (layer.weight.detach().numpy(), layer.bias.detach().numpy())
-        for layer in policy_layers(model)
-    ]
     figures = {}
     for name, variation in (
         ("plain", Variation()),
@@ -154,7 +149,7 @@ def judge(scenario: Scenario, model: PPO, whole: Recipe) -> dict[str, float]:
         ("wrong", Variation(error=WRONG)),
     ):
         factory = EpisodeFactory(scenario, variation=variation)
-        runs = run_selection(MaskedNetwork(layers), factory, whole.selection_episodes)
+        runs = run_selection(actor, factory, whole.selection_episodes)
         result = score(runs, [])
         figures[f"{name}_makespan_s"] = result.makespan_s
         figures[f"{name}_violation_ratio"] = result.violation_ratio
@@ -174,7 +169,9 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for variant in arguments.variant or VARIANTS:
                 scenario, model = train(variant, seed, arguments.steps, whole)
-                result = {"variant": variant, "seed": seed} | judge(scenario, model, whole)
+                result = {"variant": variant, "seed": seed} | judge(
+                    scenario, network_of(model), whole
+                )
                 results.append(result)
                 print(json.dumps(result), flush=True)
         if arguments.json:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from env.action import KEEP, START
 from env.allocation import JobState, Weight
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
@@ -9,11 +10,12 @@ from env.simulator.profile import load_profile
 from env.simulator.vector_env import ColocationVecEnv
 from training import imitation
 from training.fast_ppo import FastPPO
-from training.imitation import demonstrate, find_schedule, imitate
+from training.imitation import Lessons, find_schedule, imitate
 from training.ppo import new_model
 from training.recipe import load_recipe
 
 NORMAL, RUNNING = int(Weight.NORMAL), int(JobState.RUNNING)
+PENDING = int(JobState.PENDING)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
@@ -27,6 +29,12 @@ def small(monkeypatch):
     monkeypatch.setattr(imitation, "SEARCH_TRACES", 3)
     monkeypatch.setattr(imitation, "N_STEPS", 1500)
     monkeypatch.setattr(imitation, "BATCH_SIZE", 1024)
+
+
+def demonstrate(environments, schedule, rng):
+    lessons = Lessons(environments, 1)
+    lessons.teach(schedule, rng)
+    return lessons.read()
 
 
 def stage(scenario):
@@ -59,10 +67,29 @@ def test_a_model_learns_what_the_expert_does(small, scenario):
         return agreed[changing].mean(), np.abs(values - returns)[known].mean()
 
     before = agreement_and_value_error()
-    imitate(model, stage(scenario), schedule, seed=5)
+    imitate(model, stage(scenario), schedule, seed=5, epochs=(2, 4))
     agreement, error = agreement_and_value_error()
     assert agreement > max(0.5, 2.0 * before[0])
     assert error < before[1]
+
+
+class Idler:
+    """A student who never does anything."""
+
+    def predict(self, observations, deterministic):
+        return np.zeros(len(observations), np.int64), None
+
+
+def test_the_expert_says_what_a_student_who_plays_should_have_done(small, scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+    environments = ColocationVecEnv(scenario, 32, gamma=1.0, seed=3, staggered=False)
+    lessons = Lessons(environments, 1)
+    lessons.teach(schedule, np.random.default_rng(0), Idler())
+    states = environments.hosts["state"]
+    assert (states[:16] != PENDING).any() and (states[16:] == PENDING).all()
+    edits = lessons.read()[1].reshape(-1, 32)[:, 16:]
+    kinds = environments.factory.table.rows[edits, 0]
+    assert (kinds != KEEP).all() and (kinds == START).any()
 
 
 def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothing(small):

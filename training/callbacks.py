@@ -9,11 +9,11 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure
 
-from agents.ppo import MaskedNetwork, PPOPolicy
+from agents.ppo import PPOPolicy
 from env.action import KINDS
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from training.checkpoint import describe, policy_layers, save_checkpoint
+from training.checkpoint import describe, network_of, save_checkpoint
 from training.evaluate import Start, run_episode
 from training.recipe import Recipe
 from training.recording import Recorder
@@ -89,7 +89,9 @@ class Evaluation(BaseCallback):
         return self.model
 
     def _on_training_start(self) -> None:
-        self._due = self.num_timesteps + self.recipe.evaluate_every
+        # What imitation has taught may be the best already.
+        first = 0 if self.recipe.imitation else self.recipe.evaluate_every
+        self._due = self.num_timesteps + first
 
     def _on_step(self) -> bool:
         return True
@@ -102,11 +104,7 @@ class Evaluation(BaseCallback):
 
     def evaluate(self) -> Score:
         """Score the policy as it is now and save it."""
-        layers = [
-            (layer.weight.detach().numpy(), layer.bias.detach().numpy())
-            for layer in policy_layers(self._ppo)
-        ]
-        network, episodes = MaskedNetwork(layers), self.recipe.selection_episodes
+        network, episodes = network_of(self._ppo), self.recipe.selection_episodes
         summaries = run_selection(network, self.factory, episodes)
         varied = run_selection(network, self.varied, episodes) if self.varied else []
         result = score(summaries, varied)

@@ -12,6 +12,7 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
+from agents.ppo import MaskedNetwork
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.scenario import Scenario
@@ -27,6 +28,12 @@ def policy_layers(model: PPO) -> list[nn.Linear]:
     last = model.policy.action_net
     assert isinstance(last, nn.Linear)
     return [*hidden, last]
+
+
+def network_of(model: PPO) -> MaskedNetwork:
+    """The policy as the live agent will run it."""
+    layers = policy_layers(model)
+    return MaskedNetwork([(x.weight.detach().numpy(), x.bias.detach().numpy()) for x in layers])
 
 
 def describe(

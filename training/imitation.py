@@ -4,7 +4,9 @@ A warm start: before PPO learns from reward, the network imitates one good sched
 The schedule comes from a search over training traces (`training.schedule_search`). An expert
 follows it edit by edit on hosts of every kind the recipe asks for, and from states that the
 schedule would not have led to, too; the network learns to say what the expert says, and what a
-state is worth from what became of it. PPO then improves on both.
+state is worth from what became of it. Then the network plays, and the expert says what it should
+have done: so it learns the states that its own slips lead to (DAgger: Ross, Gordon, Bagnell 2011).
+PPO then improves on both.
 """
 
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from torch import nn
 
 from env import action
 from env.allocation import Weight, mask_of
+from env.observation import WORST
 from env.simulator.compiled import compiled
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
@@ -39,21 +42,25 @@ SEARCH_TRACES = 12
 SEARCH_EVALUATIONS = 9000
 
 N_ENVS = 256
-N_STEPS = 2500
-"""Decisions of each environment to learn from: some two episodes."""
+N_STEPS = 1500
+"""Decisions of each environment in one round: somewhat more than an episode."""
 
 ASTRAY = 0.05
 """How often an edit is drawn at random instead, in half of the environments."""
 
-N_EPOCHS = 6
+N_EPOCHS = (4, 4, 8)
+"""Passes in each round; from the second on the network plays."""
+
 BATCH_SIZE = 4096
 LEARNING_RATE = 0.001
+"""Adam's step size at the start of a round; falls linearly to 0."""
 
 CALM = 0.93
 """Part of the schedule's threshold below which the expert takes vCPUs from memcached again."""
 
-CAREFUL = 0.75
-"""What becomes of that threshold once the probe has shown that this machine breaks the SLO."""
+UNSEEN = 0.65
+"""What becomes of the schedule's threshold where no probe shows whether the SLO holds: room for one
+vCPU, and for what a second one adds, that both serve 20 % less than the profile says."""
 
 KEEP, SERVICE, START, PLACE = action.KEEP, action.SERVICE, action.START, action.PLACE
 PENDING = action.PENDING
@@ -78,9 +85,10 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
     """
     The edit that brings a host nearer to a schedule; see `training.schedule_search.Schedule`.
 
-    The schedule was found with the profile's physics. On a machine whose probe has shown the SLO
-    broken, memcached gets its vCPUs sooner; where it was broken although memcached had its refuge,
-    it gets more than that, and nothing shares its vCPUs.
+    The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
+    sooner (`UNSEEN`); on a machine whose probe has shown the SLO broken, in proportion to the
+    worst reading as far as an observation shows it. Where the SLO was broken although memcached
+    had its refuge, it gets more than that, and nothing shares its vCPUs.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
@@ -89,8 +97,10 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
     :param overflow: its largest set
     :return: index of the edit
     """
-    if h.worst_p95_us > h.slo_us:
-        threshold_qps *= CAREFUL
+    if h.probed_p95_us <= 0.0:
+        threshold_qps *= UNSEEN
+    elif h.worst_p95_us > h.slo_us:
+        threshold_qps *= max(h.slo_us / h.worst_p95_us, 1.0 / WORST)
     strained = h.refuge_p95_us > h.slo_us
     if strained:
         most = overflow
@@ -152,64 +162,125 @@ def find_schedule(factory: EpisodeFactory, seed: int) -> tuple[float, Schedule]:
     return general_schedule(factory, starts, SEARCH_EVALUATIONS, rng)
 
 
-def demonstrate(
-    environments: ColocationVecEnv, schedule: Schedule, rng: np.random.Generator
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+class Lessons:
     """
-    Let the expert play.
+    What the expert has said so far: one row for each decision of B machines.
 
-    :param environments: B machines
-    :param schedule: what it follows
-    :param rng: says when an edit is drawn at random
-    :return: observations float32[n, size]; the expert's edits int64[n]; the sum of the rewards to
-        the episode's end float32[n], NaN where that was not seen
+    :param environments: the B machines, which play on from round to round
+    :param rounds: how many rounds of `N_STEPS` decisions there is room for
     """
-    factory, count = environments.factory, environments.num_envs
-    service = environments.scenario.service
-    sets = (service.core_choices[0], service.core_choices[-1], service.sets[-1])
-    least, most, overflow = map(mask_of, sets)
-    observations = np.empty((N_STEPS, count, factory.observation_size), np.float32)
-    edits = np.empty((N_STEPS, count), np.int64)
-    rewards, ended = np.empty((N_STEPS, count), np.float32), np.empty((N_STEPS, count), bool)
-    n_features = factory.observation_size - len(factory.table)
-    looks: Any = environments.reset()
-    for step in range(N_STEPS):
-        observations[step] = looks
-        expert_edits(
-            environments.hosts, factory.table.rows, schedule.jobs, schedule.order, schedule.late,
-            schedule.threshold_qps, least, most, overflow, edits[step],
-        )  # fmt: skip
-        taken = edits[step].copy()
-        astray = np.flatnonzero(rng.random(count // 2) < ASTRAY)
-        luck = rng.random((len(astray), len(factory.table))) * looks[astray, n_features:]
-        taken[astray] = luck.argmax(axis=1)
-        looks, rewards[step], ended[step], _ = environments.step(taken)
-    returns = np.empty_like(rewards)
-    later = np.full(count, np.nan, np.float32)
-    for step in reversed(range(N_STEPS)):
-        later = rewards[step] + np.where(ended[step], 0.0, later)
-        returns[step] = later
-    size = factory.observation_size
-    return observations.reshape(-1, size), edits.reshape(-1), returns.reshape(-1)
+
+    def __init__(self, environments: ColocationVecEnv, rounds: int):
+        self.environments = environments
+        size, count = environments.factory.observation_size, environments.num_envs
+        shape = (rounds * N_STEPS, count)
+        self.observations = np.empty((*shape, size), np.float32)
+        self.edits = np.empty(shape, np.int64)
+        self.rewards, self.ended = np.empty(shape, np.float32), np.empty(shape, bool)
+        self.taught = 0
+        self._looks: Any = environments.reset()
+
+    def teach(
+        self, schedule: Schedule, rng: np.random.Generator, student: PPO | None = None
+    ) -> None:
+        """
+        Let the expert speak for a round.
+
+        Half of the machines do what it says, but for an edit at random now and then; the other
+        half do so strictly, or play what a student thinks best.
+
+        :param schedule: what the expert follows
+        :param rng: says when an edit is drawn at random
+        :param student: who plays one half
+        """
+        environments = self.environments
+        factory, half = environments.factory, environments.num_envs // 2
+        service = environments.scenario.service
+        sets = (service.core_choices[0], service.core_choices[-1], service.sets[-1])
+        least, most, overflow = map(mask_of, sets)
+        n_features = factory.observation_size - len(factory.table)
+        looks = self._looks
+        for step in range(self.taught, self.taught + N_STEPS):
+            self.observations[step] = looks
+            expert_edits(
+                environments.hosts, factory.table.rows, schedule.jobs, schedule.order,
+                schedule.late, schedule.threshold_qps, least, most, overflow, self.edits[step],
+            )  # fmt: skip
+            taken = self.edits[step].copy()
+            if student is not None:
+                taken[half:] = student.predict(looks[half:], deterministic=True)[0]
+            astray = np.flatnonzero(rng.random(half) < ASTRAY)
+            luck = rng.random((len(astray), len(factory.table))) * looks[astray, n_features:]
+            taken[astray] = luck.argmax(axis=1)
+            looks, self.rewards[step], self.ended[step], _ = environments.step(taken)
+        self.taught += N_STEPS
+        self._looks = looks
+
+    def read(
+        self,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """
+        All lessons so far.
+
+        :return: observations float32[n, size]; the expert's edits int64[n]; the sum of the rewards
+            to the episode's end float32[n], NaN where that was not seen
+        """
+        returns = np.empty((self.taught, self.environments.num_envs), np.float32)
+        later = np.full(returns.shape[1], np.nan, np.float32)
+        for step in reversed(range(self.taught)):
+            later = self.rewards[step] + np.where(self.ended[step], 0.0, later)
+            returns[step] = later
+        observations = self.observations[: self.taught]
+        edits = self.edits[: self.taught]
+        return (
+            observations.reshape(-1, observations.shape[2]),
+            edits.reshape(-1),
+            returns.reshape(-1),
+        )
 
 
-def imitate(model: PPO, environments: ColocationVecEnv, schedule: Schedule, seed: int) -> None:
+def imitate(
+    model: PPO,
+    environments: ColocationVecEnv,
+    schedule: Schedule,
+    seed: int,
+    epochs: tuple[int, ...] = N_EPOCHS,
+) -> None:
     """
     Teach a fresh model a schedule.
 
     :param model: what learns
-    :param environments: where the expert plays
-    :param schedule: what it follows
+    :param environments: where the expert shows it, and the model tries
+    :param schedule: what the expert follows
     :param seed: of the expert's slips and the order of the minibatches
+    :param epochs: passes over all that was shown so far, in each round
     """
     rng = np.random.default_rng([seed, N_STEPS])
-    observations, edits, returns = map(torch.from_numpy, demonstrate(environments, schedule, rng))
-    policy = model.policy
+    lessons = Lessons(environments, len(epochs))
+    lessons.teach(schedule, rng)
     with torch.no_grad():
-        policy.value_net.bias.fill_(returns.nanmean())
+        model.policy.value_net.bias.fill_(float(np.nanmean(lessons.read()[2])))
+    learn(model, lessons, epochs[0], rng)
+    for passes in epochs[1:]:
+        lessons.teach(schedule, rng, model)
+        learn(model, lessons, passes, rng)
+
+
+def learn(model: PPO, lessons: Lessons, epochs: int, rng: np.random.Generator) -> None:
+    """
+    Fit a model to all lessons so far.
+
+    :param model: its policy to the edits, its value to the returns
+    :param epochs: passes over the lessons
+    :param rng: of the order of the minibatches
+    """
+    observations, edits, returns = map(torch.from_numpy, lessons.read())
+    policy = model.policy
     optimiser = torch.optim.Adam(policy.parameters(), LEARNING_RATE)
+    batches = list(minibatches(len(edits), epochs, rng))
+    decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, len(batches))
     policy.set_training_mode(True)
-    for rows in minibatches(len(edits), rng):
+    for rows in batches:
         values, log_prob, _ = policy.evaluate_actions(observations[rows], edits[rows])
         known = ~returns[rows].isnan()
         value_loss = nn.functional.mse_loss(values.flatten()[known], returns[rows][known])
@@ -218,10 +289,11 @@ def imitate(model: PPO, environments: ColocationVecEnv, schedule: Schedule, seed
         loss.backward()
         nn.utils.clip_grad_norm_(policy.parameters(), model.max_grad_norm)
         optimiser.step()
+        decay.step()
 
 
-def minibatches(count: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+def minibatches(count: int, epochs: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
     """Indices of all minibatches of all epochs."""
-    for _ in range(N_EPOCHS):
+    for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(count))
         yield from order.split(BATCH_SIZE)

@@ -1,0 +1,125 @@
+"""
+What else was tried to make the policy better. The experiment behind a table in docs/policy.md.
+
+Every variant trains the shipped recipe with one thing done otherwise, and is scored like the
+ablations: as it ends, on the selection traces.
+
+- `one-lesson`: imitation only watches the expert, and never plays while the expert corrects it;
+- `narrow`, `wide`: hidden layers of 64 or of 256;
+- `shared-network`: one small network for all jobs (`benchmarks.job_network`);
+- `double-price`: a broken SLO costs twice as much;
+- `rising-price`: from a third of the price at the start of training to all of it at the end;
+- `falling-price`: from three times the price to once;
+- `farther-sight`: the advantage estimate looks further ahead (`gae_lambda` 0.99).
+
+    python -m benchmarks.alternatives --json alternatives.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3 import PPO
+
+from benchmarks.ablations import judge, schedule_for
+from benchmarks.job_network import ModelActor, job_network_policy
+from env.commandline import OneLineParser, whole_number
+from env.errors import exit_on_bad_input
+from env.reward import TERMS
+from env.scenario import load_scenario
+from env.simulator.vector_env import ColocationVecEnv
+from training.checkpoint import network_of
+from training.fast_ppo import FastPPO
+from training.imitation import N_ENVS, N_EPOCHS, imitate
+from training.ppo import new_model, variation_of
+from training.recipe import Recipe, load_recipe
+from training.selection import Actor
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "narrow": {"hidden": (64, 64)},
+    "wide": {"hidden": (256, 256)},
+    "farther-sight": {"gae_lambda": 0.99},
+}
+PRICES = {"double-price": (2.0, 2.0), "rising-price": (1 / 3, 1.0), "falling-price": (3.0, 1.0)}
+"""Factors on the reward's SLO term at the start and at the end of training."""
+
+VARIANTS = ("one-lesson", *RECIPES, *PRICES, "shared-network")
+SLO = TERMS.index("slo")
+
+
+class PricedVecEnv(ColocationVecEnv):
+    """Machines on which the price of a broken SLO changes while one trains."""
+
+    prices = (1.0, 1.0)
+    steps_in_all = 1
+    steps_taken = 0
+
+    def step_wait(self) -> Any:
+        """Step every machine."""
+        observations, rewards, dones, infos = super().step_wait()
+        first, last = self.prices
+        self.steps_taken += self.num_envs
+        done = min(self.steps_taken / self.steps_in_all, 1.0)
+        rewards += (first + (last - first) * done - 1.0) * self._terms[:, SLO]
+        return observations, rewards, dones, infos
+
+
+def train(variant: str, seed: int, steps: int, shipped: Recipe) -> Actor:
+    """
+    Train one variant on cca-2025.
+
+    :param variant: one of `VARIANTS`
+    :param seed: of everything random
+    :param steps: decisions
+    :param shipped: the recipe in which one thing is done otherwise
+    """
+    scenario = load_scenario("cca-2025")
+    recipe = shipped.model_copy(update=RECIPES.get(variant, {}))
+
+    def environments(count: int, threads: int, prices: tuple[float, float]) -> PricedVecEnv:
+        made = PricedVecEnv(
+            scenario, count, recipe.gamma, seed, variation=variation_of(recipe), threads=threads
+        )
+        made.prices, made.steps_in_all = prices, steps
+        return made
+
+    prices = PRICES.get(variant, (1.0, 1.0))
+    machines = environments(recipe.n_envs, torch.get_num_threads(), prices)
+    if variant == "shared-network":
+        model = new_model(recipe, machines, seed, PPO, job_network_policy(machines.factory))
+    else:
+        model = new_model(recipe, machines, seed, FastPPO)
+    stage = environments(N_ENVS, 1, (prices[0], prices[0]))
+    epochs = (sum(N_EPOCHS),) if variant == "one-lesson" else N_EPOCHS
+    imitate(model, stage, schedule_for(scenario, seed), seed, epochs)
+    model.learn(steps)
+    if variant == "shared-network":
+        return ModelActor(model)
+    return network_of(model)
+
+
+def main() -> None:
+    """Train and judge every variant."""
+    line: argparse.ArgumentParser = OneLineParser(description=__doc__.split("\n\n")[0])
+    line.add_argument("--steps", type=whole_number(1), default=3_000_000)
+    line.add_argument("--seeds", type=whole_number(1), default=1)
+    line.add_argument("--variant", choices=VARIANTS, action="append", help="all if none is given")
+    line.add_argument("--json", type=Path)
+    arguments = line.parse_args()
+    with exit_on_bad_input():
+        shipped, results = load_recipe("best"), []
+        for seed in range(arguments.seeds):
+            for variant in arguments.variant or VARIANTS:
+                actor = train(variant, seed, arguments.steps, shipped)
+                result = {"variant": variant, "seed": seed}
+                result |= judge(load_scenario("cca-2025"), actor, shipped)
+                results.append(result)
+                print(json.dumps(result), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
