@@ -102,6 +102,30 @@ def normalised(jobs: pd.DataFrame, least: int = 1) -> pd.DataFrame:
     return by_job.median()[by_job.count() >= least].dropna(how="all")
 
 
+def job_times(jobs: pd.DataFrame) -> pd.DataFrame:
+    """
+    Mean time of each job, and how much longer than alone, with 95 % intervals.
+
+    :param jobs: the table of this module; disturbed runs count only where there is nothing else
+    :return: source, job, threads, beside, n, real_s, real_s_ci, margin (of the mean), ratio (to the
+        mean time alone; NaN without one) and ratio_ci
+    """
+    by = ["source", "job", "threads", "beside"]
+    rows = []
+    for key, group in trusted(jobs, by).dropna(subset=["real_s"]).groupby(by, sort=True):
+        mean, half = mean_and_ci95(group["real_s"].tolist())
+        half = np.nan if half is None else half
+        rows.append((*key, len(group), mean, half, half / mean))
+    times = pd.DataFrame(rows, columns=[*by, "n", "real_s", "real_s_ci", "margin"])
+    alone = times.loc[times["beside"] == ALONE, [*by[:-1], "real_s", "margin"]]
+    both = times.merge(alone, on=by[:-1], how="left", suffixes=("", "_alone"))
+    times["ratio"] = both["real_s"] / both["real_s_alone"]
+    # Relative errors of numerator and denominator, which are independent.
+    times["ratio_ci"] = times["ratio"] * np.hypot(both["margin"], both["margin_alone"])
+    times.loc[times["beside"] == ALONE, "ratio_ci"] = np.nan
+    return times
+
+
 def safe_jobs(table: pd.DataFrame, breaking: Sequence[str]) -> list[tuple[str, float]]:
     """
     Jobs ranked by how little they use what memcached cannot spare.
