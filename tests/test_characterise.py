@@ -26,9 +26,11 @@ from env.simulator.profile import Profile, load_profile, save_profile
 from env.simulator.service import SERVICE_FIELDS, service_state
 from training import workbench as bench_module
 from training.actuation import CHANGES, STARTS
-from training.characterise import machine_name, main
+from training.characterise import STOPPING, machine_name, main
 from training.experiment import Factor, combinations, factor, require
+from training.findings import job_times
 from training.fit_machine import fit_machine, local_load, write_profile
+from training.fit_pairs import fit_pairs
 from training.machine_report import Measured, write_report
 from training.measure import GRID, MARGIN, Campaign, Mode, Row, Store, Task, margin
 from training.samples import shortened
@@ -290,8 +292,10 @@ def command(
 ) -> Iterator[list[str]]:
     source = Path(scenario.profile).with_name("here.yaml")
     monkeypatch.setattr(bench_module.memcached, "running", lambda threads: pytest.fail("started"))
+    kept = [signal.getsignal(number) for number in STOPPING]
     yield ["--scenario", str(source), "--out", str(tmp_path / "out"), "--quick"]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, handler in zip(STOPPING, kept, strict=True):
+        signal.signal(number, handler)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -381,10 +385,10 @@ def test_a_factor_that_cannot_be_varied_is_named(
 
 
 def test_a_scenario_that_is_none_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "nope.yaml" in refused(["--scenario", "nope.yaml", "--out", str(tmp_path)], capsys)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    command[1] = "nope.yaml"
+    assert "nope.yaml" in refused(command, capsys)
 
 
 # --- how often things are measured --------------------------------------------------------------
@@ -583,6 +587,30 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     host = fit_machine(boxed, base, latency, jobs, pd.concat([actuation, docker]), "m").host
     assert host["container_start_s"].value == pytest.approx(0.4)
     assert "docker" in host["api_latency_p99_s"].source
+
+
+def test_pairs_tell_who_slows_whom_down(scenario: Scenario) -> None:
+    base = load_profile("cca-2025")
+    rng = np.random.default_rng(4)
+    truth = {name: 0.1 * 2.0**k for k, name in enumerate(sorted(base.jobs))}  # sensitivity
+    rows = [
+        {"source": "here", "job": job, "threads": 1, "beside": beside, "rep": rep}
+        | {"real_s": 10.0 * (1.0 + (0.5 * truth[job] if beside != "none" else 0.0))}
+        for job in truth
+        for beside in ("none", *truth)
+        if beside != job
+        for rep in range(3)
+    ]
+    jobs = pd.DataFrame(rows)
+    jobs["real_s"] *= 1.0 + 0.005 * rng.normal(size=len(jobs))
+    fitted = fit_pairs(base, job_times(jobs)).jobs
+    for job in truth:
+        for other in set(truth) - {job}:
+            product = fitted[job]["sensitivity"].value * fitted[other]["pressure"].value
+            assert product == pytest.approx(0.5 * truth[job], rel=0.15, abs=0.02)
+    most = max(truth, key=truth.__getitem__)
+    assert fitted[most]["sensitivity"].source == "measured here, in pairs, with its prior"
+    assert fit_pairs(base, job_times(jobs[jobs["beside"] == "none"])) == base
 
 
 def test_the_report_names_what_matters_and_how_well_it_is_known(

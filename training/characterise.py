@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 from rich import box
@@ -38,10 +39,14 @@ from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 from training import experiment, preflight, published
 from training.commandline import read_profile
+from training.findings import job_times
 from training.fit_machine import fit_machine, write_profile
+from training.fit_pairs import fit_pairs
 from training.machine_report import Measured, write_report
 from training.measure import FULL, QUICK, Campaign, Mode, Store
 from training.workbench import Workbench, workbench
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def parser() -> OneLineParser:
@@ -118,6 +123,7 @@ def characterise(
     latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
+    profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
     rule = write_profile(profile, scenario, latency, out)
     lines, summary = write_report(load_scenario(out / "scenario.yaml"), profile, measured, out)
     return [rule, *lines], summary
@@ -163,6 +169,13 @@ def table_of(summary: pd.DataFrame) -> Table:
     return view
 
 
+def stop(number: int, frame: object) -> NoReturn:
+    """End this program, once: a second signal must not keep it from stopping what it started."""
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """
     Characterise from the command line.
@@ -170,9 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     given = parser().parse_args(argv)
-    # Whatever ends this program, what it has started is stopped on the way out.
-    for number_of in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number_of, signal.default_int_handler)
+    for each in STOPPING:
+        signal.signal(each, stop)
     summary = None
     try:
         with exit_on_bad_input():

@@ -351,22 +351,23 @@ class Campaign:
         for job in jobs:
             for threads in [n for n in job.threads if n <= vcpus]:
                 yield self._job(job, threads, tuple(range(threads)), None)
+        here, there = (0,), self._apart((0,), vcpus)
         for job in jobs:
             for source in self.mode.sources:
-                where = (0,) if source in ON_SAME_CORE else (1,)
-                yield self._job(job, job.threads[0], (0,), pressure(source, where, Weight.NORMAL))
+                where = here if source in ON_SAME_CORE else there
+                yield self._job(job, job.threads[0], here, pressure(source, where, Weight.NORMAL))
             if self.mode.pairs:
                 for other in jobs:
                     if other.name != job.name:
-                        beside = Beside(other.name, other, other.threads[0], (1,), Weight.NORMAL)
-                        yield self._job(job, job.threads[0], (0,), beside)
+                        beside = Beside(other.name, other, other.threads[0], there, Weight.NORMAL)
+                        yield self._job(job, job.threads[0], here, beside)
 
     def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
         def run(bench: Workbench, targets: Sequence[int]) -> list[Row]:
             beside = None
             if arrangement.beside != ALONE:
                 same = arrangement.beside in ON_SAME_CORE
-                where = arrangement.cores if same else (bench.client_cpu,)
+                where = arrangement.cores if same else self._apart(arrangement.cores, bench.vcpus)
                 weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
                 beside = pressure(arrangement.beside, where, weight)
             with (
@@ -461,6 +462,12 @@ class Campaign:
         except (InputError, JobFailedError, RuntimeUnavailableError) as error:
             return [{"of": "docker", "action": f"not measured: {error}", "n": 0}]
         return watch.rows()
+
+    def _apart(self, cores: tuple[int, ...], vcpus: int) -> tuple[int, ...]:
+        """A vCPU of another core: not the load's, the last one, where there is a choice."""
+        siblings = {self.scenario.machine.sibling_of(vcpu) for vcpu in cores}
+        free = [vcpu for vcpu in range(vcpus) if vcpu not in siblings and vcpu not in cores]
+        return (free[0] if free else vcpus - 1,)
 
     def _cores(self, number: int) -> tuple[int, ...]:
         """The first vCPU, or the vCPU set of the scenario that has so many."""
