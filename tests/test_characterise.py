@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from deploy.cgroups import JobGroup, find_hierarchy
+from deploy.images import STRESS_IMAGE
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job, Scenario, load_scenario
@@ -220,6 +221,24 @@ def test_what_a_killed_characterisation_left_is_ended_by_the_next(tmp_path: Path
         end_leftovers(hierarchy)
         assert left.wait(timeout=5.0) == -signal.SIGKILL
     assert not group.exists()
+
+
+@live
+@pytest.mark.skipif(shutil.which("dockerd") is None, reason="needs dockerd")
+def test_a_job_that_only_an_image_has_runs_in_a_container(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "needs_docker", lambda job: bool(job.image))
+    job, _ = shortened(scenario.jobs[0], 0.2, 1)
+    boxed = job.model_copy(update={"image": STRESS_IMAGE})
+    with workbench(tmp_path / "work", despite_load=True) as bench:
+        bench.require_images([boxed])
+        plain, contained = (bench.time_job(one, 1, (0,)) for one in (job, boxed))
+        with pytest.raises(InputError, match="nor image no-such/image:1 in Docker"):
+            bench.require_images([boxed.model_copy(update={"image": "no-such/image:1"})])
+    assert contained["start_s"] > plain["start_s"]
+    assert contained["cpu_s"] == pytest.approx(plain["cpu_s"], rel=0.5)
+    assert not left_behind()
 
 
 @live

@@ -5,8 +5,8 @@ The same functions read this machine's measurements (`training.characterise`) an
 (`training.published`). Two tidy tables, one row a measurement:
 
 * latency: source, threads, cores, beside, rep, target_qps, achieved_qps, avg_us, p50_us, p95_us,
-  p99_us, cpu_util_pct (of one core). `beside` is what ran next to memcached: `none`, a
-  pressure source, or a batch job;
+  p99_us, cpu_util_pct (of one core), in_flight (requests at most, where that is known). `beside` is
+  what ran next to memcached: `none`, a pressure source, or a batch job;
 * jobs: source, job, threads, beside, rep, real_s.
 
 Latencies in microseconds, times in seconds.
@@ -235,20 +235,26 @@ def queueing(points: pd.DataFrame) -> list[Queueing]:
                 f"{source} T{threads}C{cores}",
                 servers,
                 tuple(comparisons),
-                _law(bounded),
+                _law(bounded, float(curve.get("in_flight", pd.Series([np.nan])).iloc[0])),
                 float(use.max()),
             )
         )
     return result
 
 
-def _law(points: Sequence[Point]) -> str:
+def _law(points: Sequence[Point], allowed: float) -> str:
     full = [point for point in points if point.saturated]
     if not full:
         return "no point past saturation: the interactive law has nothing to check"
     errors = [law_error(point) for point in full]
     worst = max(errors, key=abs)
-    return (
-        f"{len(full)} points past saturation hold N = X R with N = {full[0].in_flight:.0f} "
-        f"within {abs(worst):.0%}"
-    )
+    seen = full[0].in_flight
+    text = f"{len(full)} points past saturation hold N = X R with N = {seen:.0f} within "
+    text += f"{abs(worst):.0%}"
+    if np.isfinite(allowed):
+        # The probe's own connection gets its turn before all that wait on the others.
+        text += (
+            f"; the load has {allowed:.0f} in flight, so the timed requests wait for "
+            f"{seen / allowed:.0%} of them"
+        )
+    return text

@@ -351,14 +351,16 @@ class Workbench:
         runtime = self.runtime_of(job)
         beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
         with self.job_group(f"job-{job.name}") as group:
-            busy, begun_s = self._taken_s(), time.monotonic()
-            beside_s = beside_here.group.cpu_s() if beside_here else 0.0
+            begun_s = time.monotonic()
             instance = self.start(job, threads, cores, Weight.NORMAL, group)
-            started_s = time.monotonic()
             try:
+                # Whoever starts a job also takes time, which disturbs nothing.
+                before, started_s = self._taken_s(), time.monotonic()
+                beside_s = beside_here.group.cpu_s() if beside_here else 0.0
                 ended = _await_end(instance, limit_s, neighbour)
-                ended_s = time.monotonic()
+                after, ended_s = self._taken_s(), time.monotonic()
                 cpu_s = group.cpu_s()
+                known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
                 if ended:
                     code, tail = runtime.outcome(instance)
                     if code != 0:
@@ -366,12 +368,10 @@ class Workbench:
             finally:
                 runtime.remove(instance)
                 os.close(instance.ended)
-            length_s = ended_s - begun_s
-            taken = [b - a for a, b in zip(busy, self._taken_s(), strict=True)]
-            known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
-            foreign = max(sum(taken[c] for c in cores) - known_s, 0.0) / length_s
+        taken_s = sum(after[c] - before[c] for c in cores)
+        foreign = max(taken_s - known_s, 0.0) / (ended_s - started_s)
         return {
-            "real_s": length_s if ended else math.nan,
+            "real_s": ended_s - begun_s if ended else math.nan,
             "cpu_s": cpu_s,
             "start_s": started_s - begun_s,
             "foreign_cores": foreign,
