@@ -27,7 +27,7 @@ from statistics import fmean
 
 import numpy as np
 
-from deploy import generator, memcached, realtime
+from deploy import generator, memcached, proof, realtime
 from deploy.cgroups import (
     DEFAULT_WEIGHT,
     Hierarchy,
@@ -387,17 +387,22 @@ class Workbench:
 
         :raises InputError: if it cannot run
         """
+        runtime = self.runtime_of(job)
         try:
-            attempt = self.attempt(job, threads, group)
-            return self.runtime_of(job).start(attempt, cores, weight)
+            instance = runtime.start(self.attempt(job, threads, group), cores, weight)
         except (JobFailedError, RuntimeUnavailableError, OSError) as error:
             raise InputError(f"job {job.name}: {error}") from error
+        if instance.ended < 0:
+            runtime.remove(instance)
+            raise InputError(f"job {job.name}: its container ended at once")
+        return instance
 
     def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
         """One more try at a job, with a folder of its own."""
         self._attempts += 1
         folder = self._folder / f"{job.name}-{self._attempts}"
         folder.mkdir(parents=True)
+        proof.prepare(folder)
         return Attempt(job, self._attempts, threads, folder, group)
 
     def foreign_share(self, window_s: float = 1.0) -> float:
