@@ -39,6 +39,11 @@ from training.measure import BACKGROUND, EQUAL, MARGIN
 from training.queueing import SATURATED, bottleneck
 
 HERE = "here"
+RULES = (
+    "Saturation: the median of the three largest throughputs of a sweep that asked for more. Knee: "
+    "the load at which p95 has gone half-way, in logarithms, from its level at a quarter of the "
+    "largest load to its plateau, the median of the last four points."
+)
 CURVE = ["threads", "cores", "beside"]
 
 
@@ -83,7 +88,7 @@ def write_report(
     found = knees(points, slo_us).drop(columns="source")
     tables = {"margins": margin, "margins-summary": summary, "knees": found, "job-times": times}
     sections = [_trust(measured, margin, times, summary)]
-    section = Section("memcached", tables=[found])
+    section = Section("memcached", [RULES], tables=[found])
     for (threads, cores), own in points.groupby(["threads", "cores"]):
         name = f"latency-T{threads}C{cores}.png"
         title = f"{threads} threads on {cores} vCPU{'s' * (cores > 1)}"
