@@ -24,14 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import docker
-from docker.errors import DockerException
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deploy import daemon, memcached
-from deploy.images import ensure_stress_image
+from deploy import memcached
+from deploy.images import docker_daemon
 from deploy.record import LOAD_FILE
 from deploy.report import PAGE_FILE, REPORT_FILE, read_report
 from env.errors import InputError, exit_on_bad_input
@@ -122,31 +120,6 @@ def measure(budget: Budget) -> str:
         )
         return "local"
     return str(out / "scenario.yaml")
-
-
-@contextlib.contextmanager
-def docker_daemon() -> Iterator[str]:
-    """The address of the machine's Docker daemon, or of one of our own; it has the jobs' image."""
-    with contextlib.ExitStack() as stack:
-        url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-        if not _answers(url):
-            # A short path, for its sockets.
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coretide-")))
-            url = stack.enter_context(daemon.running(folder / "docker")).url
-        client = docker.DockerClient(base_url=url)
-        stack.callback(client.close)
-        ensure_stress_image(client)
-        yield url
-
-
-def _answers(url: str) -> bool:
-    try:
-        client = docker.DockerClient(base_url=url, timeout=5)
-        client.ping()
-        client.close()
-    except DockerException:
-        return False
-    return True
 
 
 def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) -> None:
