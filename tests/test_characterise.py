@@ -21,6 +21,7 @@ from env.simulator.profile import Profile, load_profile, save_profile
 from env.simulator.service import SERVICE_FIELDS, service_state
 from training import workbench as bench_module
 from training.characterise import machine_name, main
+from training.curves import knee_qps
 from training.fit_machine import fit_machine, local_load, write_profile
 from training.machine_report import write_report
 from training.measure import GRID, Campaign, Mode, Store, Timing, shortened
@@ -356,16 +357,42 @@ def test_the_fit_finds_the_machine_that_made_the_tables(scenario: Scenario) -> N
 def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
     latency, _, _ = machine_tables(scenario)
     most, slo_us, text = local_load(latency, 2)
-    assert most == pytest.approx(1.2 * 400e3, rel=0.01)
-    at_most = latency[(latency["beside"] == "none")].groupby(["cores", "target_qps"])["p95_us"]
-    medians = at_most.median()
-    slow, fast = (np.interp(most, medians[c].index, medians[c]) for c in (1, 2))
+    medians = latency.groupby(["cores", "beside", "target_qps"])["p95_us"].median()
+    one = medians[1, "none"]
+    assert most == pytest.approx(1.15 * knee_qps(one.index.to_numpy(), one.to_numpy()))
+    fast, slow = (
+        np.interp(most, medians[curve].index, medians[curve])
+        for curve in ((2, "none"), (1, "cpu (equal)"))
+    )
     assert fast < slo_us < slow
     assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
     assert "geometric mean" in text
-    below = latency[latency["target_qps"] < 380e3]
-    with pytest.raises(InputError, match="served everything"):
+    below = latency[latency["target_qps"] < 300e3]
+    with pytest.raises(InputError, match="has no knee"):
         local_load(below, 2)
+
+
+def test_what_requests_cost_is_measured(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    part = np.minimum(latency["achieved_qps"] / 400e3, 1.0)
+    latency["cpu_util_pct"] = 100.0 * part**0.6
+    latency["client_cores"] = 0.7 * part**0.4
+    base = load_profile(scenario.profile)
+    remote = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert remote["service_exponent"].value == pytest.approx(0.6, rel=0.1)
+    assert "client_cpu" not in remote  # it takes none of the scenario's vCPUs
+    latency["shares_client"] = (latency["cores"] > 1).astype(float)
+    local = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert local["client_cpu"].value == pytest.approx(0.7, rel=0.1)
+    assert local["client_exponent"].value == pytest.approx(0.4, rel=0.1)
+
+
+def test_a_job_that_does_not_scale_is_known_as_badly_as_the_law_fits(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    jobs["real_s"] = 20.0  # with two threads as with one; the law allows 0.75 of it
+    profile = fit_machine(scenario, load_profile(scenario.profile), latency, jobs, actuation, "m")
+    assert 0.02 < profile.jobs["matrix"]["work_s"].spread < 0.5
+    assert profile.jobs["matrix"]["serial_fraction"].spread <= 1.0
 
 
 def test_disturbed_points_do_not_move_the_fit(scenario: Scenario) -> None:
@@ -392,15 +419,16 @@ def test_a_job_that_did_not_end_keeps_its_prior_or_is_named(scenario: Scenario) 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (("s", "--matrix-ops", "1000"), ("s", "--matrix-ops", "250")),
-        (("s", "--cpu-ops=8", "-t", "0"), ("s", "--cpu-ops=2", "-t", "0")),
-        (("s", "--cpu-ops", "1"), ("s", "--cpu-ops", "1")),
+        (("s", "--matrix-ops", "1000"), (("s", "--matrix-ops", "250"), 0.25)),
+        (("s", "--cpu-ops=8", "-t", "0"), (("s", "--cpu-ops=2", "-t", "0"), 0.25)),
+        (("s", "--cpu-ops", "1"), (("s", "--cpu-ops", "1"), 1.0)),
+        (("s", "--tree-ops", "20"), (("s", "--tree-ops", "4"), 0.2)),  # two for each worker
         (("./run", "-n", "4"), None),
     ],
 )
 def test_a_stress_job_is_cut_short_by_its_operations(
-    command: tuple[str, ...], expected: tuple[str, ...] | None
+    command: tuple[str, ...], expected: tuple[tuple[str, ...], float] | None
 ) -> None:
     job = Job(name="j", command=command, threads=(1,), memory_mib=1)
-    cut = shortened(job, 0.25)
-    assert (cut.command if cut else None) == expected
+    cut = shortened(job, 0.25, threads=2)
+    assert (cut and (cut[0].command, cut[1])) == expected

@@ -371,7 +371,7 @@ class Campaign:
     ) -> Callable[[Workbench], list[dict[str, object]]]:
         def run(bench: Workbench) -> list[dict[str, object]]:
             with bench.beside(beside):
-                if self.mode.sample_jobs and shortened(job, 0.5) is not None:
+                if self.mode.sample_jobs and shortened(job, 0.5, threads):
                     row = self._sampled(bench, job, threads, cores)
                 else:
                     row = bench.time_job(job, threads, cores, self.mode.job_limit_s)
@@ -387,21 +387,23 @@ class Campaign:
         """Time of a whole job from two short parts: the start is paid once, the rest scales."""
         part, row = 0.005, {}
         while part < 1.0:
-            row = bench.time_job(self._part(job, part), threads, cores, self.mode.job_limit_s)
+            cut, part = self._part(job, part, threads)
+            row = bench.time_job(cut, threads, cores, self.mode.job_limit_s)
             if row["real_s"] >= SHORT_SAMPLE * SAMPLE_S or math.isnan(row["real_s"]):
                 break
             part *= 4.0
         first, first_part = row, min(part, 1.0)
         part = min(1.0, first_part * max(2.0, SAMPLE_S / first["real_s"]))
-        row = bench.time_job(self._part(job, part), threads, cores, self.mode.job_limit_s)
+        cut, part = self._part(job, part, threads)
+        row = bench.time_job(cut, threads, cores, self.mode.job_limit_s)
         rate = (row["real_s"] - first["real_s"]) / (part - first_part) if part > first_part else 0.0
         overhead_s = max(first["real_s"] - rate * first_part, row["start_s"])
         whole = {"real_s": overhead_s + rate, "cpu_s": row["cpu_s"] / part}
         return row | whole | {"sampled": part, "overhead_s": overhead_s}
 
     @staticmethod
-    def _part(job: Job, part: float) -> Job:
-        cut = shortened(job, part)
+    def _part(job: Job, part: float, threads: int) -> tuple[Job, float]:
+        cut = shortened(job, part, threads)
         assert cut is not None
         return cut
 
@@ -415,23 +417,28 @@ class Campaign:
         return [*watch.rows(), {"action": "sensor_noise", "median_s": noise, "n": 1}]
 
 
-def shortened(job: Job, part: float) -> Job | None:
+def shortened(job: Job, part: float, threads: int) -> tuple[Job, float] | None:
     """
     A job that does a part of its work, where its command says how much that is.
 
     :param job: a stress-ng job with a number of operations (`--matrix-ops 1000`)
     :param part: of the operations
-    :return: none if the command does not say
+    :param threads: its thread count: each does the same whole number of operations
+    :return: the job and the part that it does; none if the command does not say
     """
     command = list(job.command)
     for k, word in enumerate(command):
         if OPS.match(word):
-            if "=" in word:
-                name, _, count = word.partition("=")
-                command[k] = f"{name}={max(1, round(int(count) * part))}"
-            elif k + 1 < len(command) and command[k + 1].isdigit():
-                command[k + 1] = str(max(1, round(int(command[k + 1]) * part)))
-            else:
+            name, _, said = word.partition("=")
+            if not said and k + 1 < len(command):
+                said = command[k + 1]
+            if not said.isdigit():
                 continue
-            return job.model_copy(update={"command": tuple(command)})
+            whole = int(said)
+            count = min(whole, threads * max(1, round(whole * part / threads)))
+            if "=" in word:
+                command[k] = f"{name}={count}"
+            else:
+                command[k + 1] = str(count)
+            return job.model_copy(update={"command": tuple(command)}), count / whole
     return None
