@@ -256,9 +256,13 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
     :param points: of memcached, with what it and the load generator used
     :param capacity_qps: of one vCPU
     """
-    one = points[(points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)]
+    one = points[
+        (points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)
+    ]
     # At capacity all of it is used, however requests are batched.
     one = one[one["achieved_qps"] < BELOW * capacity_qps]
+    if len(one) < 2:
+        return {}
     part = np.log(one["achieved_qps"].to_numpy() / capacity_qps)
     used = np.log(one["cpu_util_pct"].to_numpy() / 100.0)
     costs = {"service_exponent": _power(float(part @ used / (part @ part)))}

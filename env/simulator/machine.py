@@ -101,13 +101,13 @@ class EpisodeFactory:
         self.observation_size = feature_count(scenario) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
-        self._spreads = (
+        self._spreads = [
             ("service_params", self.profile.service_spreads()),
             ("job_params", self.profile.job_spreads(scenario.job_names)),
             ("host_params", self.profile.host_spreads()),
-        )
+        ]
         if self.profile.costs:
-            self._spreads += (("cost_params", self.profile.cost_spreads()),)
+            self._spreads.append(("cost_params", self.profile.cost_spreads()))
         self._endless = np.array([job.endless for job in scenario.jobs])
         self._template = self._host_before_start()
 

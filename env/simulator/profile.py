@@ -45,7 +45,7 @@ HOST_FIELDS = (
 #: and nothing to a load generator, which runs on other machines.
 COST_FIELDS = {
     "service_exponent": 1.0,  # memcached's CPU time goes with (load / capacity) to this power
-    "client_cpu": 0.0,  # [vCPUs] of the load generator's own, at what one of memcached's vCPUs serves
+    "client_cpu": 0.0,  # [vCPUs] what the load generator takes at the load that one vCPU serves
     "client_exponent": 1.0,  # that goes with load / what one vCPU serves to this power
 }
 
