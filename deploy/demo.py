@@ -53,10 +53,10 @@ PACKAGES = {
 }
 INSTALL_LIMIT_S = 600.0
 MEASURE_S, PREPARE_S = 180.0, 15.0
-RUN_S = (90.0, 190.0)
+RUN_S = (110.0, 170.0)
 """Under the trained policy, and under the rule, with all that ends a run."""
 
-END_S = 10.0
+END_S = 15.0
 """What a deployment that is told to stop has to put the machine right."""
 
 DRAW_S = 10.0

@@ -19,8 +19,8 @@ def report(makespan_s: float | None, ratio: float | None) -> dict[str, Any]:
         ((50.0, 0.2), (100.0, 0.1), False),
         ((None, 0.0), (None, 0.5), False),
         ((50.0, None), (100.0, 0.1), False),
-        ((150.0, 0.0), (None, 0.0), True),  # the rule's time is 170 s
-        ((160.0, 0.0), (None, 0.0), False),
+        ((130.0, 0.0), (None, 0.0), True),  # the rule's time is 145 s
+        ((131.0, 0.0), (None, 0.0), False),
     ],
 )
 def test_a_turn_is_reached_when_it_is_faster_and_no_less_calm(
