@@ -28,6 +28,7 @@ from env.simulator.service import SERVICE_FIELDS, service_state
 from training import workbench as bench_module
 from training.actuation import CHANGES, STARTS
 from training.characterise import STOPPING, machine_name, main
+from training.curves import knee_qps
 from training.experiment import Factor, combinations, factor, require
 from training.findings import job_times
 from training.fit_machine import fit_machine, local_load, write_profile
@@ -672,16 +673,42 @@ def test_the_report_names_what_matters_and_how_well_it_is_known(
 def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
     latency, _, _ = machine_tables(scenario)
     most, slo_us, text = local_load(latency, 2)
-    assert most == pytest.approx(1.2 * 400e3, rel=0.01)
-    at_most = latency[(latency["beside"] == "none")].groupby(["cores", "target_qps"])["p95_us"]
-    medians = at_most.median()
-    slow, fast = (np.interp(most, medians[c].index, medians[c]) for c in (1, 2))
+    medians = latency.groupby(["cores", "beside", "target_qps"])["p95_us"].median()
+    one = medians[1, "none"]
+    assert most == pytest.approx(1.15 * knee_qps(one.index.to_numpy(), one.to_numpy()))
+    fast, slow = (
+        np.interp(most, medians[curve].index, medians[curve])
+        for curve in ((2, "none"), (1, "cpu (equal)"))
+    )
     assert fast < slo_us < slow
     assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
     assert "geometric mean" in text
-    below = latency[latency["target_qps"] < 380e3]
-    with pytest.raises(InputError, match="served everything"):
+    below = latency[latency["target_qps"] < 300e3]
+    with pytest.raises(InputError, match="has no knee"):
         local_load(below, 2)
+
+
+def test_what_requests_cost_is_measured(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    part = np.minimum(latency["achieved_qps"] / 400e3, 1.0)
+    latency["cpu_util_pct"] = 100.0 * part**0.6
+    latency["client_cores"] = 0.7 * part**0.4
+    base = load_profile(scenario.profile)
+    remote = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert remote["service_exponent"].value == pytest.approx(0.6, rel=0.1)
+    assert "client_cpu" not in remote  # it takes none of the scenario's vCPUs
+    latency["shares_client"] = (latency["cores"] > 1).astype(float)
+    local = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert local["client_cpu"].value == pytest.approx(0.7, rel=0.1)
+    assert local["client_exponent"].value == pytest.approx(0.4, rel=0.1)
+
+
+def test_a_job_that_does_not_scale_is_known_as_badly_as_the_law_fits(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    jobs["real_s"] = 20.0  # with two threads as with one; the law allows 0.75 of it
+    profile = fit_machine(scenario, load_profile(scenario.profile), latency, jobs, actuation, "m")
+    assert 0.02 < profile.jobs["matrix"]["work_s"].spread < 0.5
+    assert profile.jobs["matrix"]["serial_fraction"].spread <= 1.0
 
 
 def test_disturbed_points_do_not_move_the_fit(scenario: Scenario) -> None:
