@@ -66,4 +66,6 @@ def choose_part(
         return part, row["start_s"]
     long = bench.time_job(cut, threads, cores, limit_s)
     rate = (long["real_s"] - row["real_s"]) / (larger - part)
-    return larger, max(row["real_s"] - rate * part, row["start_s"])
+    # A disturbed run must not make the start look longer than the work.
+    overhead_s = min(row["real_s"] - rate * part, 0.5 * row["real_s"])
+    return larger, max(overhead_s, row["start_s"])
