@@ -9,7 +9,7 @@ from env.scenario import Job
 from training.workbench import Workbench
 
 OPERATIONS = re.compile(r"(--[a-z0-9-]+-ops)(?:=(\d+))?$")
-SAMPLE_S = 0.7  # how long a part is meant to run, alone with one thread
+SAMPLE_S = 1.5  # how long a part is meant to run, alone with one thread
 LEAST_S = 0.1 * SAMPLE_S  # what a run takes at least to tell how long a part has to be
 FIRST_PART, GROWTH = 0.005, 4.0
 
