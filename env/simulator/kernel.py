@@ -159,7 +159,8 @@ def refresh(h):
             pressure, h.service_params, h.client,
         )  # fmt: skip
     part = min(1.0, demand / h.capacity_qps)
-    h.service_cpu *= cost_share(part, exponent) / part
+    if part > 0.0:
+        h.service_cpu *= cost_share(part, exponent) / part
     h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
     if h.probe_window_s > 0.0:
         h.stretch = service_stretch(
