@@ -33,8 +33,8 @@ from env.simulator.load import LoadTrace
 
 TICK_S = 0.00025
 CONNECTIONS = 8
-DEPTH = 32
-"""Outstanding requests of a connection: 256 in all, as the course's mcperf (-T 8 -C 8 -D 4)."""
+OUTSTANDING = 256
+"""Requests under way at most, over all connections: as the course's mcperf (-T 8 -C 8 -D 4)."""
 
 BATCH = 4
 """Fewest requests worth a system call of their own, while more are due."""
@@ -97,10 +97,13 @@ class Generator:
 
     :param host: memcached's address
     :param port: memcached's address
+    :param connections: over how many; they share `OUTSTANDING` requests under way
     """
 
-    def __init__(self, host: str, port: int):
+    def __init__(self, host: str, port: int, connections: int = CONNECTIONS):
         self._address = (host, port)
+        self._count = connections
+        self._depth = max(1, OUTSTANDING // connections)
         rng = np.random.default_rng()
         order = rng.permutation(RECORDS).tolist()
         # Twice round, so that a batch can begin at any record.
@@ -142,13 +145,13 @@ class Generator:
             raise OSError("memcached is silent")
 
     def _send(self, now_s: float) -> None:
-        share = max(BATCH, -(-self.waiting // CONNECTIONS))
-        for _ in range(CONNECTIONS):
+        share = max(BATCH, -(-self.waiting // self._count))
+        for _ in range(self._count):
             if not self.waiting:
                 return
             connection = self.connections[self._turn]
-            self._turn = (self._turn + 1) % CONNECTIONS
-            count = min(share, self.waiting, DEPTH - connection.outstanding)
+            self._turn = (self._turn + 1) % self._count
+            count = min(share, self.waiting, self._depth - connection.outstanding)
             if count > 0:
                 if not connection.outstanding:
                     connection.heard_s = now_s
@@ -158,7 +161,7 @@ class Generator:
                 self.waiting -= count
 
     def _connect(self) -> list[Connection]:
-        return [Connection(*self._address) for _ in range(CONNECTIONS)]
+        return [Connection(*self._address) for _ in range(self._count)]
 
     def _hang_up(self, now_s: float) -> None:
         """Give up what was on its way."""
@@ -228,6 +231,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memcached", type=address, required=True)
     add("--cpu", type=whole_number(0), required=True)
     add("--interval", type=number(0.001), required=True)
+    add("--connections", type=whole_number(1, OUTSTANDING), default=CONNECTIONS)
     add("targets", type=whole_number(1), nargs="+")
     return line
 
@@ -240,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     trace = LoadTrace.explicit(arguments.targets, arguments.interval)
-    generator = Generator(*arguments.memcached)
+    host, port = arguments.memcached
+    generator = Generator(host, port, arguments.connections)
     complaint = realtime.hold(arguments.cpu, PRIORITY)
     if complaint:
         print(f"coretide: load: {complaint}", file=sys.stderr)

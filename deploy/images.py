@@ -5,18 +5,22 @@ It is made from the machine's own files (`docker import`). `/proof` is an empty 
 where the runtime mounts what proves that a job did its work.
 """
 
+import contextlib
 import hashlib
 import io
+import os
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import docker
-from docker.errors import ImageNotFound
+from docker.errors import DockerException, ImageNotFound
 
+from deploy import daemon
 from env.errors import InputError
 
 STRESS_IMAGE = "coretide/stress-ng:local"
@@ -24,6 +28,35 @@ PROOF_FOLDER = "proof"
 SOURCES_LABEL = "coretide.sources"
 PROGRAMS = {"stress-ng": "stress-ng", "busybox": "busybox-static"}
 """What goes in, and the packages of Debian and Ubuntu that have it."""
+
+
+@contextlib.contextmanager
+def docker_daemon() -> Iterator[str]:
+    """
+    The address of the machine's Docker daemon, or of one of our own; it has the jobs' image.
+
+    :raises InputError: if there is none and none can be started
+    """
+    with contextlib.ExitStack() as stack:
+        url = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        if not _answers(url):
+            # A short path, for its sockets.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coretide-")))
+            url = stack.enter_context(daemon.running(folder / "docker")).url
+        client = docker.DockerClient(base_url=url)
+        stack.callback(client.close)
+        ensure_stress_image(client)
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        client = docker.DockerClient(base_url=url, timeout=5)
+        client.ping()
+        client.close()
+    except DockerException:
+        return False
+    return True
 
 
 def ensure_stress_image(client: docker.DockerClient) -> str:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 
 from deploy import mcperf, realtime
-from deploy.generator import COUNT, READY, START
+from deploy.generator import CONNECTIONS, COUNT, READY, START
 from deploy.keys import load_records
 from deploy.lines import Disk, LineFile
 from deploy.probe import LIMIT_S, RATE_QPS, Probe
@@ -46,17 +46,20 @@ class Client:
     :param port: memcached's address
     :param trace: the load; the probe's requests are part of it
     :param cpu: the vCPU of both
+    :param connections: of the load; the probe has one more
     :raises InputError: if one of them cannot start
     """
 
-    def __init__(self, host: str, port: int, trace: LoadTrace, cpu: int):
+    def __init__(
+        self, host: str, port: int, trace: LoadTrace, cpu: int, connections: int = CONNECTIONS
+    ):
         self.trace = trace
         self.late_ticks: list[float] = []
         self.cpu_s = 0.0
         self.probe = Probe(host, port, cpu, keep_s=trace.interval_s + PATIENCE_S)
         rates = [max(1, target - round(RATE_QPS)) for target in trace.targets]
         options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
-        options += ["--interval", repr(trace.interval_s)]
+        options += ["--interval", repr(trace.interval_s), "--connections", str(connections)]
         self.generator = subprocess.Popen(
             [sys.executable, "-m", "deploy.generator", *options, *map(str, rates)],
             stdin=subprocess.PIPE,

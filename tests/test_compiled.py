@@ -54,6 +54,42 @@ def test_kernels_are_cached_under_the_fingerprint() -> None:
     assert Path(vars(numba.config)["CACHE_DIR"]) == cache_folder()
 
 
+FIRST_STEPS = """
+import sys
+import numpy as np
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
+
+for name in sys.argv[1:]:
+    scenario = load_scenario(name)
+    machine = SimulatedMachine(EpisodeFactory(scenario))
+    machine.begin(1, np.random.default_rng(0))
+    job = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
+    machine.apply(Allocation((0,), {scenario.job_names[0]: job}))
+    machine.advance(1.0)
+    print(name, machine.host.used.sum() > 0.3)
+"""
+
+
+def test_kernels_of_two_scenarios_do_not_mix_in_the_cache(tmp_path: Path) -> None:
+    def run(*names: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", FIRST_STEPS, *names],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            cwd=ENV_FOLDER.parent,
+            check=True,
+            timeout=300,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    # Each compiled by a process of its own, then both loaded by one.
+    assert run("local") == "local True\n"
+    assert run("cca-2025") == "cca-2025 True\n"
+    assert run("cca-2025", "local") == "cca-2025 True\nlocal True\n"
+
+
 KERNEL = """
 from env import rates
 from env.simulator.compiled import callable_from_kernel, compiled

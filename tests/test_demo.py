@@ -73,7 +73,7 @@ def test_what_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_budgets_keep_the_promise() -> None:
     # 8 minutes after the installation.
-    assert demo.MEASURE_S + demo.PREPARE_S + sum(demo.RUN_S) + 2 * demo.END_S <= 8 * 60
+    assert demo.MEASURE_S + demo.PREPARE_S + sum(demo.RUN_S) <= 8 * 60
     assert demo.MEASURE_S <= 180.0
 
 

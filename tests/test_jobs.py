@@ -18,7 +18,7 @@ SIBLING = np.array(PROFILE.siblings, dtype=np.int64)
 CORES = 4
 
 
-def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None):
+def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0):
     """Speeds, shares and pressure of ``{job index: (threads, mask, weight)}``."""
     running = np.zeros(len(JOBS), np.uint8)
     threads = np.ones(len(JOBS), np.int64)
@@ -46,8 +46,9 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None):
         speed,
         used,
         busy,
+        client,
     )
-    assert busy == pytest.approx(used.sum(axis=0))
+    assert busy == pytest.approx(used.sum(axis=0) + np.array([0.0, 0.0, 0.0, client]))
     return speed, used, pressure
 
 
@@ -91,6 +92,22 @@ def test_shares_and_speeds_are_physical(jobs, occupancy):
             used[:, held].sum()
             <= sum(max(1.0 - occupancy[c], 0.5) for c in held) + sum(occupancy) + 1e-9
         )
+
+
+@settings(max_examples=300, deadline=None)
+@given(placements, occupancies, st.floats(0.01, 0.95))
+def test_a_load_generator_comes_first_on_the_last_vcpu(jobs, occupancy, client):
+    occupancy = (*occupancy[:-1], occupancy[-1] * (1.0 - client))
+    _, used, _ = speeds(jobs, occupancy, client=client)
+    assert (used >= 0.0).all() and (used.sum(axis=0) <= 1.0 + 1e-9).all()
+    assert used[:, -1].sum() <= 1.0 - client + 1e-9
+    held = [core for core in range(CORES) if occupancy[core] > 0.0]
+    if all(weight == BACKGROUND for _, _, weight in jobs.values()):
+        left = len(held) - sum(occupancy) - (client if CORES - 1 in held else 0.0)
+        assert used[:, held].sum() <= left + 1e-9
+    for job, (_, mask, _) in jobs.items():
+        if used[job].sum() < 0.05 and mask == 1 << CORES - 1 and occupancy[-1] == 0.0:
+            assert used[:, -1].sum() > 1.0 - client - 0.05  # others have the rest
 
 
 @settings(max_examples=300, deadline=None)

@@ -25,7 +25,7 @@ from env.simulator import kernel
 from env.simulator.host import MIXTURE
 from env.simulator.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
-from env.simulator.profile import HOST_FIELDS, load_profile
+from env.simulator.profile import COST_FIELDS, HOST_FIELDS, Parameter, load_profile
 from env.simulator.random import api_latency, noise, uniform
 from env.simulator.service import TAIL_SHAPE, service_state, tail_fraction
 from tests.conftest import Rig
@@ -754,3 +754,26 @@ def test_the_compiled_kernel_is_the_plain_python_it_was_compiled_from(tmp_path: 
 
 def test_the_profile_in_use_is_the_shipped_one() -> None:
     assert FACTORY.profile == load_profile("cca-2025")
+
+
+def test_requests_of_a_load_on_the_machine_cost_the_jobs_time() -> None:
+    scenario = load_scenario("local")
+    plain = load_profile("local")
+    here = Parameter(value=0.5, spread=0.1, source="a test")
+    loaded = plain.model_copy(update={"costs": dict.fromkeys(COST_FIELDS, here)})
+    plain = plain.model_copy(update={"costs": {}})
+    done, busy = [], []
+    for profile in (plain, loaded):
+        machine = SimulatedMachine(EpisodeFactory(scenario, profile))
+        machine.begin(1, np.random.default_rng(0))
+        machine.follow(np.full(30, profile.service["core_capacity_qps"].value / 4.0))
+        jobs = {"cpu": JobAllocation(RUNNING, (0, 1), BACKGROUND, 2)}
+        machine.apply(Allocation((0,), jobs))
+        machine.advance(2.0)
+        done.append(float(machine.host.used.sum()))
+        busy.append(machine.host.busy.copy())
+        assert (machine.host.busy <= 1.0 + 1e-9).all()
+    # Each at a power of 0.5: memcached uses half of its vCPU, the client half of 0.5 of the other.
+    assert done[0] == pytest.approx(1.75, abs=0.02)
+    assert done[1] == pytest.approx(0.5 + 0.75, abs=0.02)
+    assert busy[1] == pytest.approx([1.0, 1.0], abs=0.02)

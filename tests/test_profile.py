@@ -8,6 +8,7 @@ from env.simulator.jobs import JOB_FIELDS
 from env.simulator.profile import (
     BUILT_IN,
     HOST_FIELDS,
+    Parameter,
     content_hash,
     load_profile,
     profile_names,
@@ -57,6 +58,16 @@ def test_saving_is_reproducible(tmp_path):
     assert (tmp_path / "a.yaml").read_bytes() == (tmp_path / "b.yaml").read_bytes()
 
 
+def test_what_requests_cost_may_be_left_out(tmp_path):
+    known = load_profile("cca-2025")
+    assert known.cost_array().tolist() == [1.0, 0.0, 1.0]  # the load comes from elsewhere
+    client = Parameter(value=0.5, spread=0.1, source="a test")
+    costly = known.model_copy(update={"costs": {"client_cpu": client}})
+    assert content_hash(costly) != content_hash(known)
+    save_profile(costly, tmp_path / "costly.yaml")
+    assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0]
+
+
 def broken(tmp_path, change, keep_hash=False):
     """A copy of a built-in profile, changed in place."""
     content = yaml.safe_load((BUILT_IN / "cca-2025.yaml").read_text())
@@ -80,6 +91,7 @@ def broken(tmp_path, change, keep_hash=False):
         (lambda c: c["jobs"]["vips"]["smt"].update(spread="wide"), "jobs.vips.smt.spread"),
         (lambda c: c.update(extra=1), "extra"),
         (lambda c: c.pop("jobs"), "jobs"),
+        (lambda c: c.update(costs={"client": c["host"]["job_speed"]}), "costs.client: unknown"),
     ],
 )
 def test_broken_profiles_name_file_and_field(tmp_path, change, message):

@@ -99,6 +99,19 @@ def test_more_batch_work_never_helps(
     assert not_above(after[1], before[1])
 
 
+@given(loads, threads, masks, busy, busy, parameters(), fractions, fractions)
+def test_a_load_generator_only_costs_on_the_last_vcpu(
+    qps, n, mask, background, equal, params, some, more
+):
+    some, more = 0.95 * min(some, more), 0.95 * max(some, more)
+    arguments = (qps, n, mask, SIBLINGS, background, equal, 0.0, params)
+    before, after = service_state(*arguments, some), service_state(*arguments, more)
+    assert not_above(before[0], after[0])
+    assert not_above(after[1], before[1])
+    if mask < 1 << VCPUS - 1:
+        assert before == after == service_state(*arguments)
+
+
 @given(loads, threads, masks, busy, busy, pressures, parameters(), st.integers(0, VCPUS - 1))
 def test_an_added_idle_vcpu_never_hurts(qps, n, mask, background, equal, pressure, params, c):
     background[c] = equal[c] = 0.0

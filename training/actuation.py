@@ -12,8 +12,10 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from deploy.containers import DockerRuntime
+from deploy.images import STRESS_IMAGE
 from deploy.memcached import Memcached
-from deploy.runtimes import Instance
+from deploy.runtimes import Instance, Runtime
 from deploy.sensors import StatsConnection, ThreadClock
 from deploy.service import identify, pin
 from env.allocation import Weight
@@ -21,72 +23,88 @@ from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.workbench import SOURCES, Workbench, requests_served, sleep_until
 
-STARTS = 12
+STARTS = 10
 CHANGES = 5  # of each kind per start
 READINGS = 60
 NOISE_WINDOW_S = 0.25
 NOISE_WINDOWS = 12
 SETTLE_S = 0.5
+ACTUATED = Job(
+    name="actuated", image=STRESS_IMAGE, command=SOURCES["cpu"], threads=(1,), memory_mib=64
+)
 
 
 class Stopwatch:
-    """Durations by name."""
+    """
+    Durations by name.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {}
+    :param of: what was changed or read: `process`, `docker` or `service`
+    """
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._seconds: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
     def timing(self, what: str) -> Iterator[None]:
         """Time the `with` block."""
         begun_s = time.monotonic()
         yield
-        self.seconds.setdefault(what, []).append(time.monotonic() - begun_s)
+        self._seconds.setdefault(what, []).append(time.monotonic() - begun_s)
 
     def rows(self) -> list[dict[str, object]]:
         """One row a name: median, 90 % and 99 % quantiles, number."""
         return [
             {
+                "of": self._of,
                 "action": what,
                 "median_s": float(np.median(seconds)),
                 "p90_s": float(np.quantile(seconds, 0.9)),
                 "p99_s": float(np.quantile(seconds, 0.99)),
                 "n": len(seconds),
             }
-            for what, seconds in self.seconds.items()
+            for what, seconds in self._seconds.items()
         ]
 
 
-def time_actuation(bench: Workbench, watch: Stopwatch) -> None:
+def time_runtime(bench: Workbench, runtime: Runtime, watch: Stopwatch) -> None:
     """
     Start, move, weigh, pause and resume a job, many times.
 
     :param bench: where
+    :param runtime: who runs the job
     :param watch: takes the times
+    :raises RuntimeUnavailableError: if it cannot be reached
+    :raises JobFailedError: if it cannot start the job
     """
-    job = Job(name="actuated", command=SOURCES["cpu"], threads=(1,), memory_mib=64)
     with bench.job_group("actuated") as group:
         for _ in range(STARTS):
+            attempt = bench.attempt(ACTUATED, 1, group)
             with watch.timing("start"):
-                instance = bench.start(job, 1, tuple(range(bench.vcpus)), Weight.NORMAL, group)
+                instance = runtime.start(attempt, tuple(range(bench.vcpus)), Weight.NORMAL)
             try:
-                _change(bench, instance, watch)
+                _change(bench, runtime, instance, watch)
             finally:
                 with watch.timing("remove"):
-                    bench.runtime.remove(instance)
+                    runtime.remove(instance)
                 os.close(instance.ended)
 
 
-def _change(bench: Workbench, instance: Instance, watch: Stopwatch) -> None:
+def _change(bench: Workbench, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
     assert instance.placement is not None
     for k in range(CHANGES):
+        cores = (k % bench.vcpus,)
         with watch.timing("set_cores"):
-            instance.placement.set_cores((k % bench.vcpus,))
+            instance.placement.set_cores(cores)
         with watch.timing("set_weight"):
             instance.placement.set_weight(Weight(k % 2))
+        if isinstance(runtime, DockerRuntime):  # what controllers that know no better wait for
+            with watch.timing("update cpuset by its API"):
+                runtime.move(instance, cores)
         with watch.timing("pause"):
-            bench.runtime.pause(instance)
+            runtime.pause(instance)
         with watch.timing("resume"):
-            bench.runtime.resume(instance)
+            runtime.resume(instance)
 
 
 def time_service(bench: Workbench, server: Memcached, watch: Stopwatch) -> None:

@@ -92,25 +92,75 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def plot_latency(points: pd.DataFrame, by: str, slo_us: float, title: str, path: Path) -> None:
+@dataclass(frozen=True)
+class Panel:
     """
-    Lines of p95 against the load served, with 95 % intervals in both dimensions.
+    One quantity against the load.
+
+    :param column: of the averaged points
+    :param label: of its axis
+    :param unit: what the axis counts in, in the column's unit
+    """
+
+    column: str
+    label: str
+    unit: float
+
+    @property
+    def latency(self) -> bool:
+        """Whether it is one, which spans orders of magnitude."""
+        return self.column.endswith("_us")
+
+
+P95 = Panel("p95_us", "p95 latency [ms]", 1e3)
+PANELS = (
+    P95,
+    Panel("p99_us", "p99 latency [ms]", 1e3),
+    Panel("p50_us", "median latency [ms]", 1e3),
+    Panel("cpu_util_pct", "CPU of memcached [vCPUs]", 1e2),
+)
+
+
+def plot_latency(
+    points: pd.DataFrame,
+    by: str,
+    slo_us: float,
+    title: str,
+    path: Path,
+    panels: Sequence[Panel] = (P95,),
+) -> None:
+    """
+    Lines of latency against the load served, with 95 % intervals in both dimensions.
 
     :param points: averaged points (`training.findings.curves`)
     :param by: the column that tells lines apart
-    :param slo_us: drawn as a line
+    :param slo_us: drawn as a line, where p95 is
     :param title: of the picture
     :param path: where it goes (.png)
+    :param panels: what is drawn, in rows of two
     """
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
+    rows, columns = (len(panels) + 1) // 2, min(len(panels), 2)
+    figure = Figure(figsize=(3.0 + 5.5 * columns, 1.2 + 4.0 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _plot_panel(axes, points, by, panel)
+    first = grid.flat[0]
+    first.axhline(slo_us / 1e3, color="#777777", linestyle="--", linewidth=1.0)
+    first.legend(fontsize="small", ncols=2)
+    low, high = int(points["n"].min()), int(points["n"].max())
+    runs = f"{low}" if low == high else f"{low} to {high}"
+    figure.suptitle(f"{title}\nmeans of {runs} runs, 95 % intervals; dashed: {slo_us:g} us")
+    figure.savefig(path, dpi=110)
+
+
+def _plot_panel(axes: Axes, points: pd.DataFrame, by: str, panel: Panel) -> None:
     for k, (name, curve) in enumerate(points.groupby(by, sort=True)):
         curve = curve.sort_values("target_qps")
         axes.errorbar(
             curve["achieved_qps"] / 1e3,
-            curve["p95_us"] / 1e3,
+            curve[panel.column] / panel.unit,
             xerr=curve["achieved_qps_ci"].fillna(0.0) / 1e3,
-            yerr=curve["p95_us_ci"].fillna(0.0) / 1e3,
+            yerr=curve[f"{panel.column}_ci"].fillna(0.0) / panel.unit,
             label="alone" if name == ALONE else str(name),
             color=PALETTE[k % len(PALETTE)],
             marker=MARKERS[k % len(MARKERS)],
@@ -118,17 +168,12 @@ def plot_latency(points: pd.DataFrame, by: str, slo_us: float, title: str, path:
             linewidth=1.3,
             capsize=2,
         )
-    axes.axhline(slo_us / 1e3, color="#777777", linestyle="--", linewidth=1.0)
-    _logarithmic(axes)
+    if panel.latency:
+        _logarithmic(axes)
     axes.set_xlabel("load served [1000 requests/s]")
-    axes.set_ylabel("p95 latency [ms]")
+    axes.set_ylabel(panel.label)
     axes.set_xlim(left=0.0)
-    low, high = int(points["n"].min()), int(points["n"].max())
-    runs = f"{low}" if low == high else f"{low} to {high}"
-    axes.set_title(f"{title}\nmeans of {runs} runs, 95 % intervals; dashed: {slo_us:g} us")
-    axes.legend(fontsize="small", ncols=2)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
 
 
 def _logarithmic(axes: Axes) -> None:

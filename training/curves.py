@@ -35,6 +35,7 @@ QUANTITIES = (
     "p99_us",
     "cpu_util_pct",
     "beside_cores",
+    "in_flight",
 )
 
 

@@ -5,8 +5,8 @@ The same functions read this machine's measurements (`training.characterise`) an
 (`training.published`). Two tidy tables, one row a measurement:
 
 * latency: source, threads, cores, beside, rep, target_qps, achieved_qps, avg_us, p50_us, p95_us,
-  p99_us, cpu_util_pct (of one core). `beside` is what ran next to memcached: `none`, a
-  pressure source, or a batch job;
+  p99_us, cpu_util_pct (of one core), in_flight (requests at most, where that is known). `beside` is
+  what ran next to memcached: `none`, a pressure source, or a batch job;
 * jobs: source, job, threads, beside, rep, real_s.
 
 Latencies in microseconds, times in seconds.
@@ -100,6 +100,30 @@ def normalised(jobs: pd.DataFrame, least: int = 1) -> pd.DataFrame:
     ratios = times.div(times[ALONE], axis=0).drop(columns=ALONE).dropna(how="all")
     by_job = ratios.groupby("job")
     return by_job.median()[by_job.count() >= least].dropna(how="all")
+
+
+def job_times(jobs: pd.DataFrame) -> pd.DataFrame:
+    """
+    Mean time of each job, and how much longer than alone, with 95 % intervals.
+
+    :param jobs: the table of this module; disturbed runs count only where there is nothing else
+    :return: source, job, threads, beside, n, real_s, real_s_ci, margin (of the mean), ratio (to the
+        mean time alone; NaN without one) and ratio_ci
+    """
+    by = ["source", "job", "threads", "beside"]
+    rows = []
+    for key, group in trusted(jobs, by).dropna(subset=["real_s"]).groupby(by, sort=True):
+        mean, half = mean_and_ci95(group["real_s"].tolist())
+        half = np.nan if half is None else half
+        rows.append((*key, len(group), mean, half, half / mean))
+    times = pd.DataFrame(rows, columns=[*by, "n", "real_s", "real_s_ci", "margin"])
+    alone = times.loc[times["beside"] == ALONE, [*by[:-1], "real_s", "margin"]]
+    both = times.merge(alone, on=by[:-1], how="left", suffixes=("", "_alone"))
+    times["ratio"] = both["real_s"] / both["real_s_alone"]
+    # Relative errors of numerator and denominator, which are independent.
+    times["ratio_ci"] = times["ratio"] * np.hypot(both["margin"], both["margin_alone"])
+    times.loc[times["beside"] == ALONE, "ratio_ci"] = np.nan
+    return times
 
 
 def safe_jobs(table: pd.DataFrame, breaking: Sequence[str]) -> list[tuple[str, float]]:
@@ -211,20 +235,26 @@ def queueing(points: pd.DataFrame) -> list[Queueing]:
                 f"{source} T{threads}C{cores}",
                 servers,
                 tuple(comparisons),
-                _law(bounded),
+                _law(bounded, float(curve.get("in_flight", pd.Series([np.nan])).iloc[0])),
                 float(use.max()),
             )
         )
     return result
 
 
-def _law(points: Sequence[Point]) -> str:
+def _law(points: Sequence[Point], allowed: float) -> str:
     full = [point for point in points if point.saturated]
     if not full:
         return "no point past saturation: the interactive law has nothing to check"
     errors = [law_error(point) for point in full]
     worst = max(errors, key=abs)
-    return (
-        f"{len(full)} points past saturation hold N = X R with N = {full[0].in_flight:.0f} "
-        f"within {abs(worst):.0%}"
-    )
+    seen = full[0].in_flight
+    text = f"{len(full)} points past saturation hold N = X R with N = {seen:.0f} within "
+    text += f"{abs(worst):.0%}"
+    if np.isfinite(allowed):
+        # The probe's own connection gets its turn before all that wait on the others.
+        text += (
+            f"; the load has {allowed:.0f} in flight, so the timed requests wait for "
+            f"{seen / allowed:.0%} of them"
+        )
+    return text

@@ -188,6 +188,7 @@ class Scans:
     capacity: FloatArray
     siblings: IntArray = field(default_factory=lambda: SIBLINGS)
     idle_sd: float = IDLE_SD  # prior for ln(idle latency) of a VM
+    client: FloatArray | None = None  # of the last vCPU, where the load generator runs there
 
     def groups(self) -> list[str]:
         """Group of each VM."""
@@ -271,7 +272,7 @@ class ServiceFit:
 
 
 @allocating
-def scan_curve(vm, threads, cores, qps, siblings, speed, idle, params, p95, capacity):
+def scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
     """Predict the points of scans; ``p95`` and ``capacity`` are filled."""
     params = params.copy()
     idle_us = params[IDLE_US]
@@ -281,7 +282,7 @@ def scan_curve(vm, threads, cores, qps, siblings, speed, idle, params, p95, capa
         params[IDLE_US] = idle_us * idle[vm[i]]
         mask = (1 << cores[i]) - 1
         p95[i], capacity[i], _, _ = service_state(
-            qps[i], threads[i], mask, siblings, nobody, nobody, 0.0, params
+            qps[i], threads[i], mask, siblings, nobody, nobody, 0.0, params, client[i]
         )
 
 
@@ -753,6 +754,7 @@ def predict_scans(
         scans.cores,
         scans.qps,
         scans.siblings,
+        np.zeros(len(scans.qps)) if scans.client is None else scans.client,
         ones if speed is None else speed,
         ones if idle is None else idle,
         params,

@@ -1,29 +1,35 @@
 """
 Measure this machine: what to measure, how often, and a store that remembers what is done.
 
-The unit is a *round*: one sweep over all loads of one arrangement, or one run of a job. A round is
-written when it has ended, so an interrupted characterisation goes on with the next one. Rounds are
-repeated until every point's 95 % interval is under 5 % of its mean, or a stated limit is reached;
-rounds that other processes disturbed are repeated once more, up to a limit of their own.
+The unit is a *round*: one sweep over the loads of one arrangement, or one run of a job. A round is
+written when it has ended, so an interrupted characterisation goes on with the next one. First
+everything is measured `Mode.rounds[0]` times. Then the points that are not known yet are measured
+again, all of them in turns, until they are known, have been measured `Mode.rounds[1]` times, or the
+time is used up. A point is known when half the width of the 95 % interval is at most `MARGIN` of
+the mean; what other processes disturbed does not count.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
+from deploy.generator import CONNECTIONS
+from deploy.runtimes import JobFailedError, RuntimeUnavailableError
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job, Scenario
-from training.actuation import Stopwatch, sensor_noise, time_actuation, time_service
-from training.curves import average, trusted
+from training.actuation import Stopwatch, sensor_noise, time_runtime, time_service
+from training.experiment import DEFAULT, Factor, combinations
 from training.findings import ALONE
+from training.report import mean_and_ci95
+from training.samples import SAMPLE_S, choose_part, shortened
 from training.workbench import ON_SAME_CORE, SOURCES, Beside, Timing, Workbench, pressure
 
 MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
@@ -36,10 +42,15 @@ SCANS = 6  # at most, before the best one is taken for what it is
 GRID = (0.05, 0.3, 0.55, 0.75, 0.87, 0.95, 1.03, 1.1, 1.2, 1.3)
 """Loads over the throughput at saturation; the last four lie past it and show the plateau."""
 
+EXPERIMENT = (0.55, 1.75)
+"""The same for the factors: one load that all combinations serve, and one that none does."""
+
+SECOND_VCPU = 0.35  # of one vCPU's throughput, that a second one beside the load may add
 BACKGROUND, EQUAL = "background", "equal"
-OPS = re.compile(r"--[a-z0-9-]+-ops(=\d+)?$")
-SAMPLE_S = 2.0  # how long a sampled job is meant to run
-SHORT_SAMPLE = 0.1  # of that: a second, shorter one, to tell the start from the work
+OVERHEAD_S = 1.5  # of a sweep, for its memcached, records and load
+ACTUATION_S = {"actuation": 8.0, "docker": 20.0}
+
+Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -49,28 +60,28 @@ class Mode:
 
     :param name: of the mode
     :param timing: of a load level
-    :param rounds: at least, and at most
-    :param disturbed_rounds: how many more at most, if some were disturbed
-    :param sample_jobs: run a part of each job that can be cut short, and scale it up
+    :param rounds: of everything at least, and of a point that is not known at most
+    :param limit_s: no round is added to the least ones after so much time
     :param job_limit_s: a job that takes longer is not measured
     :param sources: pressure sources
     :param thread_counts: of memcached; empty for the scenario's own
     :param pairs: whether jobs are measured beside each other
+    :param factors: of the 2^k r experiment; none for no experiment
     """
 
     name: str
     timing: Timing
     rounds: tuple[int, int]
-    disturbed_rounds: int
-    sample_jobs: bool
+    limit_s: float
     job_limit_s: float
-    sources: tuple[str, ...]
-    thread_counts: tuple[int, ...]
-    pairs: bool
+    sources: tuple[str, ...] = ()
+    thread_counts: tuple[int, ...] = ()
+    pairs: bool = False
+    factors: tuple[Factor, ...] = ()
 
 
-QUICK = Mode("quick", Timing(0.6, 0.2), (2, 2), 1, True, 20.0, (), (), False)
-FULL = Mode("full", Timing(1.0, 0.3), (3, 8), 2, False, 900.0, tuple(SOURCES), (1, 2), True)
+QUICK = Mode("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0)
+FULL = Mode("full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, tuple(SOURCES), (1, 2), True, DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -82,21 +93,32 @@ class Arrangement:
     :param cores: its vCPUs
     :param beside: a pressure source, or `none`
     :param weight: of what is beside: `background`, `equal`, or empty
+    :param connections: of the load
     """
 
     threads: int
     cores: tuple[int, ...]
     beside: str = ALONE
     weight: str = ""
+    connections: int = CONNECTIONS
 
     @property
-    def columns(self) -> dict[str, object]:
+    def columns(self) -> Row:
         """What tells its rows from others."""
         return {
             "threads": self.threads,
             "cores": len(self.cores),
             "beside": f"{self.beside} ({self.weight})" if self.weight else self.beside,
+            "connections": self.connections,
         }
+
+    @property
+    def name(self) -> str:
+        """What its rounds are called."""
+        beside = "alone" if self.beside == ALONE else f"beside {self.columns['beside']}"
+        usual = self.connections == CONNECTIONS
+        over = "" if usual else f", {self.connections} connections"
+        return f"memcached T{self.threads}C{len(self.cores)} {beside}{over}"
 
 
 class Store:
@@ -115,8 +137,8 @@ class Store:
             plan = folder / "plan.json"
             if plan.exists() and json.loads(plan.read_text(encoding="utf-8")) != purpose:
                 raise InputError(
-                    f"{folder}: holds another characterisation (scenario, mode or machine differ "
-                    "from its plan.json); give another folder"
+                    f"{folder}: holds another characterisation (scenario, mode, factors or machine "
+                    "differ from its plan.json); give another folder"
                 )
             plan.write_text(json.dumps(purpose, indent=1) + "\n", encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -129,26 +151,29 @@ class Store:
         path = self.folder / f"{name}.csv"
         return pd.read_csv(path) if path.exists() else pd.DataFrame({"what": [], "rep": []})
 
-    def rounds(self, name: str, key: str) -> int:
-        """How many rounds of one thing a table has."""
-        return int(self.rows(name, key)["rep"].nunique())
-
     def rows(self, name: str, key: str) -> pd.DataFrame:
         """The rows of all rounds of one thing."""
         table = self.table(name)
         return table[table["what"] == key]
 
-    def add(self, name: str, key: str, rows: Sequence[dict[str, object]]) -> None:
+    def spent_s(self, names: Sequence[str]) -> float:
+        """How long the rounds of some tables have taken."""
+        tables = [self.table(name) for name in names]
+        rounds = [t.drop_duplicates(["what", "rep"])["round_s"] for t in tables if len(t)]
+        return float(sum(seconds.sum() for seconds in rounds))
+
+    def add(self, name: str, key: str, rows: Sequence[Row], took_s: float) -> None:
         """
         Write a round; a file is replaced whole, so that it never holds a part of one.
 
         :param name: of the table
         :param key: what the round is of
         :param rows: its rows
+        :param took_s: how long it took
         """
-        number = self.rounds(name, key)
-        new = pd.DataFrame([{"what": key, "rep": number} | row for row in rows])
         old = self.table(name)
+        number = int(old.loc[old["what"] == key, "rep"].nunique())
+        new = pd.DataFrame([{"what": key, "rep": number, **row, "round_s": took_s} for row in rows])
         table = new if old.empty else pd.concat([old, new], ignore_index=True)
         path = self.folder / f"{name}.csv"
         part = path.with_suffix(".part")
@@ -156,23 +181,55 @@ class Store:
         part.replace(path)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Task:
     """
     Something to measure, in rounds.
 
     :param table: where its rows go
     :param key: names it
+    :param point: the column that tells its points apart
+    :param points: their values
+    :param response: the column that is to be known
     :param seconds: what a round takes, about
-    :param most: rounds at most
-    :param run: measures one round
+    :param run: measures a round of some of the points
     """
 
     table: str
     key: str
+    point: str
+    points: tuple[int, ...]
+    response: str
     seconds: float
-    most: int
-    run: Callable[[Workbench], list[dict[str, object]]] = field(repr=False)
+    run: Callable[[Workbench, Sequence[int]], list[Row]] = field(repr=False)
+
+    def unknown(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> list[int]:
+        """
+        The points that are to be measured again.
+
+        :param rows: what was measured
+        :param rounds: calm ones at least, and all at most
+        """
+        if rows.empty:
+            return list(self.points)
+        groups = dict(iter(rows.groupby(self.point)))
+        return [point for point in self.points if not self._settled(groups[point], rounds)]
+
+    def _settled(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> bool:
+        least, most = rounds
+        calm = rows.loc[rows["disturbed"] == 0, self.response]
+        if len(rows) >= most or calm.isna().any():  # a job that does not end in time
+            return True
+        return len(calm) >= least and margin(calm.tolist()) <= MARGIN
+
+
+def margin(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval over the mean, infinite for a single value."""
+    mean, half = mean_and_ci95(values)
+    return float("inf") if half is None else half / mean
+
+
+TABLES = ("capacity", "latency", "jobs", "factorial", "actuation")
 
 
 class Campaign:
@@ -182,7 +239,7 @@ class Campaign:
     :param scenario: gives memcached's threads, its vCPUs, and the jobs
     :param mode: how thoroughly
     :param store: where it goes
-    :param advance: told the seconds of work that are done or need not be done
+    :param advance: told the seconds that something took, and what it was
     """
 
     def __init__(
@@ -196,6 +253,7 @@ class Campaign:
         self.mode = mode
         self.store = store
         self._advance = advance
+        self._spent_s = store.spent_s(TABLES)
 
     def run(self, bench: Workbench) -> None:
         """
@@ -204,21 +262,63 @@ class Campaign:
         :param bench: where
         :raises InputError: if something fails that a user can mend
         """
+        self._advance(self._spent_s, "done before")
         capacity = self._capacity(bench)
-        for task in [*self.latency_tasks(capacity), *self.job_tasks(bench)]:
-            self._repeat(bench, task)
-        self._repeat(bench, Task("actuation", "actuation", 8.0, 1, self._actuation))
+        for name, measure in (("actuation", self._actuation), ("docker", self._docker)):
+            if self.store.rows("actuation", name).empty:
+                self._add("actuation", name, partial(measure, bench, capacity))
+        self.repeat(bench, list(self.tasks(capacity, bench.vcpus)))
+
+    def repeat(self, bench: Workbench, tasks: Sequence[Task]) -> None:
+        """
+        Measure rounds of all tasks in turns, as the module says.
+
+        :param bench: where
+        :param tasks: what
+        """
+        least, most = self.mode.rounds
+        for number in range(most):
+            for task in tasks:
+                rows = self.store.rows(task.table, task.key)
+                if rows["rep"].nunique() > number:  # measured before an interruption
+                    continue
+                if number < least:
+                    points = list(task.points)
+                else:
+                    points = task.unknown(rows, self.mode.rounds)
+                    if points and self._spent_s + task.seconds > self.mode.limit_s:
+                        return
+                if points:
+                    self._add(task.table, task.key, partial(task.run, bench, points))
 
     def expected_s(self, vcpus: int) -> float:
         """About how long it takes, at most."""
-        tasks = [*self.latency_tasks(1e5), *self._job_tasks(vcpus)]
-        return sum(task.seconds * task.most for task in tasks) + 12.0
+        scan_s = self._sweep_s(len(RISING_QPS))
+        once_s = 2.0 * scan_s + sum(ACTUATION_S.values())
+        round_s = sum(task.seconds for task in self.tasks(1e5, vcpus))
+        return max(once_s + self.mode.rounds[0] * round_s, self.mode.limit_s)
+
+    def tasks(self, capacity: float, vcpus: int) -> Iterator[Task]:
+        """
+        All that is measured in rounds, the most important first.
+
+        :param capacity: throughput of one vCPU at saturation, which loads are chosen by
+        :param vcpus: how many the machine has
+        """
+        for arrangement in self.arrangements():
+            # More vCPUs may saturate later.
+            width = min(arrangement.threads, len(arrangement.cores))
+            most = capacity * (1.0 + SECOND_VCPU * (width - 1))
+            yield self._sweep("latency", arrangement, _loads(most, GRID))
+        yield from self._jobs(vcpus)
+        for arrangement in self.experiment():
+            yield self._sweep("factorial", arrangement, _loads(capacity, EXPERIMENT))
 
     def arrangements(self) -> Iterator[Arrangement]:
         """What memcached is measured in, the most important first."""
         own = self.scenario.service.threads
         choices = self.scenario.service.core_choices
-        one = self._one_core()
+        one = self._cores(1)
         counts = [own, *(threads for threads in self.mode.thread_counts if threads != own)]
         for threads in counts:
             yield Arrangement(threads, one)
@@ -232,63 +332,95 @@ class Campaign:
             if source != "cpu":
                 yield Arrangement(own, one, source, EQUAL)
 
-    def latency_tasks(self, capacity: float) -> Iterator[Task]:
-        """
-        Sweeps.
-
-        :param capacity: throughput of one vCPU at saturation, which the loads are chosen by
-        """
-        targets = sorted({max(1000, round(capacity * part, -3)) for part in GRID})
-        length_s = (len(targets) + 1) * self.mode.timing.step_s + 1.0
-        for arrangement in self.arrangements():
-            # More vCPUs may saturate later.
-            width = min(arrangement.threads, len(arrangement.cores))
-            loads = [int(round(q * (1 + 0.35 * (width - 1)), -3)) for q in targets]
-            yield Task(
-                "latency",
-                " ".join(str(value) for value in arrangement.columns.values()),
-                length_s,
-                self.mode.rounds[1],
-                self._sweep_of(arrangement, loads),
+    def experiment(self) -> Iterator[Arrangement]:
+        """Every combination of the factors' levels; what is no factor is as the scenario says."""
+        service = self.scenario.service
+        for levels in combinations(self.mode.factors):
+            beside = str(levels.get("beside", ALONE))
+            yield Arrangement(
+                int(levels.get("threads", service.threads)),
+                self._cores(int(levels.get("cores", 1))),
+                beside,
+                "" if beside == ALONE else EQUAL,
+                int(levels.get("connections", CONNECTIONS)),
             )
 
-    def job_tasks(self, bench: Workbench) -> Iterator[Task]:
+    def _jobs(self, vcpus: int) -> Iterator[Task]:
         """Jobs alone, then under pressure, then in pairs."""
-        yield from self._job_tasks(bench.vcpus)
-
-    def _job_tasks(self, vcpus: int) -> Iterator[Task]:
-        length_s = 1.3 * SAMPLE_S if self.mode.sample_jobs else 30.0
-        most = 1 if self.mode.sample_jobs else self.mode.rounds[1]
-        for job in self.scenario.jobs:
+        jobs = [job for job in self.scenario.jobs if job.threads[0] <= vcpus]
+        for job in jobs:
             for threads in [n for n in job.threads if n <= vcpus]:
-                cores = tuple(range(threads))
-                yield Task(
-                    "jobs",
-                    f"{job.name} {threads} {ALONE}",
-                    length_s,
-                    most,
-                    self._job_of(job, threads, cores, None),
-                )
-        for job in self.scenario.jobs:
+                yield self._job(job, threads, tuple(range(threads)), None)
+        here, there = (0,), self._apart((0,), vcpus)
+        for job in jobs:
             for source in self.mode.sources:
-                where = (0,) if source in ON_SAME_CORE else (1,)
-                beside = pressure(source, where, Weight.NORMAL)
-                yield self._job_beside(job, beside, length_s, most)
+                where = here if source in ON_SAME_CORE else there
+                yield self._job(job, job.threads[0], here, pressure(source, where, Weight.NORMAL))
             if self.mode.pairs:
-                for other in self.scenario.jobs:
+                for other in jobs:
                     if other.name != job.name:
-                        beside = Beside(other.name, other, other.threads[0], (1,), Weight.NORMAL)
-                        yield self._job_beside(job, beside, length_s, most)
+                        beside = Beside(other.name, other, other.threads[0], there, Weight.NORMAL)
+                        yield self._job(job, job.threads[0], here, beside)
 
-    def _job_beside(self, job: Job, beside: Beside, length_s: float, most: int) -> Task:
-        threads = job.threads[0]
-        return Task(
-            "jobs",
-            f"{job.name} {threads} {beside.name}",
-            length_s,
-            most,
-            self._job_of(job, threads, (0,), beside),
-        )
+    def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
+        def run(bench: Workbench, targets: Sequence[int]) -> list[Row]:
+            beside = None
+            if arrangement.beside != ALONE:
+                same = arrangement.beside in ON_SAME_CORE
+                where = arrangement.cores if same else self._apart(arrangement.cores, bench.vcpus)
+                weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
+                beside = pressure(arrangement.beside, where, weight)
+            with (
+                bench.serving(arrangement.threads, arrangement.cores) as server,
+                bench.beside(beside) as neighbour,
+            ):
+                timing, cores = self.mode.timing, arrangement.cores
+                count = arrangement.connections
+                rows = bench.sweep(server, targets, timing, cores, neighbour, count)
+            return [arrangement.columns | row for row in rows]
+
+        name, seconds = arrangement.name, self._sweep_s(len(loads))
+        return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
+
+    def _job(self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None) -> Task:
+        def run(bench: Workbench, points: Sequence[int]) -> list[Row]:
+            part, overhead_s = self._part(bench, job, threads, cores)
+            cut = shortened(job, part, threads)[0]
+            with bench.beside(beside) as neighbour:
+                row = bench.time_job(cut, threads, cores, self.mode.job_limit_s, neighbour)
+            overhead_s = max(overhead_s, row["start_s"])
+            # The start is paid once, the rest scales.
+            row["real_s"] = overhead_s + (row["real_s"] - overhead_s) / part
+            row["cpu_s"] /= part
+            columns: Row = {"job": job.name, "threads": threads, "beside": name}
+            return [columns | row | {"sampled": part, "overhead_s": overhead_s}]
+
+        name = beside.name if beside else ALONE
+        key = f"{job.name} T{threads} {f'beside {name}' if beside else 'alone'}"
+        share = 2.0 if beside and beside.cores == cores else 1.0
+        return Task("jobs", key, "threads", (threads,), "real_s", share * SAMPLE_S + 0.2, run)
+
+    def _part(
+        self, bench: Workbench, job: Job, threads: int, cores: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """The part of a job that is run for the whole, and what a start costs: chosen once."""
+        key = f"{job.name} T{threads}"
+        if self.store.rows("parts", key).empty:
+            begun_s = time.monotonic()
+            part, overhead_s = choose_part(bench, job, threads, cores, self.mode.job_limit_s)
+            took_s = time.monotonic() - begun_s
+            self.store.add("parts", key, [{"part": part, "overhead_s": overhead_s}], took_s)
+        row = self.store.rows("parts", key).iloc[0]
+        return float(row["part"]), float(row["overhead_s"])
+
+    def _add(self, table: str, key: str, measure: Callable[[], list[Row]]) -> None:
+        """Measure a round and write it."""
+        begun_s = time.monotonic()
+        rows = measure()
+        took_s = time.monotonic() - begun_s
+        self.store.add(table, key, rows, took_s)
+        self._spent_s += took_s
+        self._advance(took_s, key)
 
     def _capacity(self, bench: Workbench) -> float:
         """
@@ -297,141 +429,55 @@ class Campaign:
         Whatever disturbs a scan makes it too small, and loads chosen by it would all be served: so
         one is believed when a second agrees with it.
         """
-        one = Arrangement(self.scenario.service.threads, self._one_core())
-        scan = self._sweep_of(one, list(RISING_QPS))
-        while not (best := self._best_scans()) or best[1] < (1 - AGREE) * best[0]:
-            if self.store.rounds("capacity", "capacity") == SCANS:
+        one = Arrangement(self.scenario.service.threads, self._cores(1))
+        scan = self._sweep("capacity", one, RISING_QPS)
+        while len(best := self._best_scans()) < 2 or best[1] < (1 - AGREE) * best[0]:
+            if len(best) == SCANS:
                 break
-            self.store.add("capacity", "capacity", scan(bench))
-        self._advance(2 * ((len(RISING_QPS) + 1) * self.mode.timing.step_s + 1.0), "capacity")
+            self._add("capacity", scan.key, partial(scan.run, bench, RISING_QPS))
         return best[0]
 
     def _best_scans(self) -> list[float]:
-        """The two largest throughputs of the scans [1/s], empty before there are two."""
+        """The largest throughputs of all scans [1/s], the largest first."""
         scans = self.store.table("capacity")
-        if self.store.rounds("capacity", "capacity") < 2:
+        if scans.empty:
             return []
-        return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)[:2]
+        return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)
 
-    def _one_core(self) -> tuple[int, ...]:
-        return self.scenario.service.core_choices[0][:1]
-
-    def _repeat(self, bench: Workbench, task: Task) -> None:
-        """Measure rounds of a task until it is known well enough, or often enough."""
-        spare = self.mode.disturbed_rounds
-        done = self.store.rounds(task.table, task.key)
-        while done < task.most + spare:
-            if done >= min(self.mode.rounds[0], task.most) and self._known(task):
-                break
-            if done >= task.most and not self._disturbed(task):
-                break
-            self.store.add(task.table, task.key, task.run(bench))
-            done += 1
-            self._advance(task.seconds if done <= task.most else 0.0, task.key)
-        self._advance(task.seconds * max(task.most - done, 0), task.key)
-
-    def _disturbed(self, task: Task) -> bool:
-        rows = self.store.rows(task.table, task.key)
-        return "disturbed" in rows and bool((rows["disturbed"] > 0).any())
-
-    def _known(self, task: Task) -> bool:
-        rows = self.store.rows(task.table, task.key)
-        if self._disturbed(task):
-            return False
-        if task.table == "latency":
-            points = average(trusted(rows, ["target_qps"]), ["target_qps"])
-            return bool((points["p95_us_ci"] <= MARGIN * points["p95_us"]).all())
-        if task.table == "jobs" and len(rows) > 1:
-            times = rows["real_s"].to_numpy()
-            return bool(2.0 * times.std(ddof=1) / math.sqrt(len(times)) <= MARGIN * times.mean())
-        return task.most == 1
-
-    def _sweep_of(
-        self, arrangement: Arrangement, targets: Sequence[int]
-    ) -> Callable[[Workbench], list[dict[str, object]]]:
-        def run(bench: Workbench) -> list[dict[str, object]]:
-            beside = None
-            if arrangement.beside != ALONE:
-                same = arrangement.beside in ON_SAME_CORE
-                where = arrangement.cores if same else (bench.client_cpu,)
-                weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
-                beside = pressure(arrangement.beside, where, weight)
-            with (
-                bench.serving(arrangement.threads, arrangement.cores) as server,
-                bench.beside(beside) as neighbour,
-            ):
-                timing, cores = self.mode.timing, arrangement.cores
-                rows = bench.sweep(server, targets, timing, cores, neighbour)
-            return [arrangement.columns | row for row in rows]
-
-        return run
-
-    def _job_of(
-        self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None
-    ) -> Callable[[Workbench], list[dict[str, object]]]:
-        def run(bench: Workbench) -> list[dict[str, object]]:
-            with bench.beside(beside):
-                if self.mode.sample_jobs and shortened(job, 0.5) is not None:
-                    row = self._sampled(bench, job, threads, cores)
-                else:
-                    row = bench.time_job(job, threads, cores, self.mode.job_limit_s)
-                    row |= {"sampled": 1.0, "overhead_s": row["start_s"]}
-            name = beside.name if beside else ALONE
-            return [{"job": job.name, "threads": threads, "beside": name} | row]
-
-        return run
-
-    def _sampled(
-        self, bench: Workbench, job: Job, threads: int, cores: tuple[int, ...]
-    ) -> dict[str, float]:
-        """Time of a whole job from two short parts: the start is paid once, the rest scales."""
-        part, row = 0.005, {}
-        while part < 1.0:
-            row = bench.time_job(self._part(job, part), threads, cores, self.mode.job_limit_s)
-            if row["real_s"] >= SHORT_SAMPLE * SAMPLE_S or math.isnan(row["real_s"]):
-                break
-            part *= 4.0
-        first, first_part = row, min(part, 1.0)
-        part = min(1.0, first_part * max(2.0, SAMPLE_S / first["real_s"]))
-        row = bench.time_job(self._part(job, part), threads, cores, self.mode.job_limit_s)
-        rate = (row["real_s"] - first["real_s"]) / (part - first_part) if part > first_part else 0.0
-        overhead_s = max(first["real_s"] - rate * first_part, row["start_s"])
-        whole = {"real_s": overhead_s + rate, "cpu_s": row["cpu_s"] / part}
-        return row | whole | {"sampled": part, "overhead_s": overhead_s}
-
-    @staticmethod
-    def _part(job: Job, part: float) -> Job:
-        cut = shortened(job, part)
-        assert cut is not None
-        return cut
-
-    def _actuation(self, bench: Workbench) -> list[dict[str, object]]:
-        """How long it takes to change things and to read them, one row a kind."""
-        watch, one = Stopwatch(), self._one_core()
-        time_actuation(bench, watch)
+    def _actuation(self, bench: Workbench, capacity: float) -> list[Row]:
+        """How long it takes to change processes and to read memcached, one row a kind."""
+        processes, service, one = Stopwatch("process"), Stopwatch("service"), self._cores(1)
+        time_runtime(bench, bench.processes, processes)
         with bench.serving(self.scenario.service.threads, one) as server:
-            time_service(bench, server, watch)
-            noise = sensor_noise(bench, server, one, 0.5 * self._capacity(bench))
-        return [*watch.rows(), {"action": "sensor_noise", "median_s": noise, "n": 1}]
+            time_service(bench, server, service)
+            noise = sensor_noise(bench, server, one, 0.5 * capacity)
+        last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
+        return [*processes.rows(), *service.rows(), last]
+
+    def _docker(self, bench: Workbench, _: float) -> list[Row]:
+        """The same of containers; where there is no Docker, a row that says why."""
+        watch = Stopwatch("docker")
+        try:
+            time_runtime(bench, bench.containers, watch)
+        except (InputError, JobFailedError, RuntimeUnavailableError) as error:
+            return [{"of": "docker", "action": f"not measured: {error}", "n": 0}]
+        return watch.rows()
+
+    def _apart(self, cores: tuple[int, ...], vcpus: int) -> tuple[int, ...]:
+        """A vCPU of another core: not the load's, the last one, where there is a choice."""
+        siblings = {self.scenario.machine.sibling_of(vcpu) for vcpu in cores}
+        free = [vcpu for vcpu in range(vcpus) if vcpu not in siblings and vcpu not in cores]
+        return (free[0] if free else vcpus - 1,)
+
+    def _cores(self, number: int) -> tuple[int, ...]:
+        """The first vCPU, or the vCPU set of the scenario that has so many."""
+        choices = self.scenario.service.core_choices
+        return next((c for c in choices if len(c) == number), choices[0][:1])
+
+    def _sweep_s(self, loads: int) -> float:
+        return (loads + 1) * self.mode.timing.step_s + OVERHEAD_S
 
 
-def shortened(job: Job, part: float) -> Job | None:
-    """
-    A job that does a part of its work, where its command says how much that is.
-
-    :param job: a stress-ng job with a number of operations (`--matrix-ops 1000`)
-    :param part: of the operations
-    :return: none if the command does not say
-    """
-    command = list(job.command)
-    for k, word in enumerate(command):
-        if OPS.match(word):
-            if "=" in word:
-                name, _, count = word.partition("=")
-                command[k] = f"{name}={max(1, round(int(count) * part))}"
-            elif k + 1 < len(command) and command[k + 1].isdigit():
-                command[k + 1] = str(max(1, round(int(command[k + 1]) * part)))
-            else:
-                continue
-            return job.model_copy(update={"command": tuple(command)})
-    return None
+def _loads(capacity: float, parts: Sequence[float]) -> tuple[int, ...]:
+    """Loads in rising order, in whole thousands [1/s]."""
+    return tuple(sorted({1000 * max(1, round(capacity * part / 1000.0)) for part in parts}))

@@ -13,6 +13,7 @@ however it ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import select
@@ -20,32 +21,44 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 
 import numpy as np
 
-from deploy import generator, memcached, realtime
+from deploy import generator, memcached, proof, realtime
 from deploy.cgroups import (
     DEFAULT_WEIGHT,
     Hierarchy,
     JobGroup,
     find_hierarchy,
 )
+from deploy.containers import DockerRuntime, connect
+from deploy.images import docker_daemon
 from deploy.keys import load_records
 from deploy.load import Client
 from deploy.mcperf import percentile
 from deploy.memcached import Memcached
-from deploy.runtimes import Attempt, Instance, JobFailedError, ProcessRuntime
+from deploy.runtimes import (
+    Attempt,
+    Instance,
+    JobFailedError,
+    ProcessRuntime,
+    Runtime,
+    RuntimeUnavailableError,
+)
 from deploy.sensors import StatsConnection, ThreadClock, VcpuClock
 from deploy.service import identify, pin
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job
 from env.simulator.load import LoadTrace
+from training.preflight import needs_docker
 
+GROUP = "coretide-characterise"
 HEAVIEST = {1: 262144, 2: 10000}  # largest cpu.shares and cpu.weight
-IN_FLIGHT = generator.CONNECTIONS * generator.DEPTH + 1  # the load's requests and the probe's
+IN_FLIGHT = generator.OUTSTANDING + 1  # the load's requests and the probe's
 FOREIGN_LIMIT = 0.10  # of each measured core: more by other processes disturbs a measurement
 LATE_LIMIT = 0.0003  # share of the load's ticks over 1 ms late: the client's vCPU stood still
 BACKLOG = 1.1  # more served than asked by this factor: the client had fallen behind before
@@ -53,7 +66,6 @@ BUSY_LIMIT = 0.25  # of the machine's CPU: with more in use by others nothing is
 STATS_LIMIT_S = 5.0
 STATS_PATIENCE_S = 0.05  # then it is asked whether the connection has to be made anew
 STATS_POLL_S = 0.00005
-PACKAGES = {"memcached": "memcached", "stress-ng": "stress-ng"}
 
 STRESS = ("stress-ng", "--quiet", "--timeout", "0")
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -123,9 +135,14 @@ class Neighbour:
         self._bench = bench
         self._instance = bench.start(what.job, what.threads, what.cores, what.weight, group)
 
+    @property
+    def ended(self) -> int:
+        """Becomes readable when it has ended."""
+        return self._instance.ended
+
     def keep_going(self) -> None:
         """Start it again if it has ended."""
-        if select.select([self._instance.ended], [], [], 0.0)[0]:
+        if select.select([self.ended], [], [], 0.0)[0]:
             self.stop()
             what = self.what
             self._instance = self._bench.start(
@@ -134,7 +151,7 @@ class Neighbour:
 
     def stop(self) -> None:
         """End it."""
-        self._bench.runtime.remove(self._instance)
+        self._bench.runtime_of(self.what.job).remove(self._instance)
         os.close(self._instance.ended)
 
 
@@ -147,7 +164,7 @@ class _Counters:
     service_s: float
     beside_s: float
     client_s: float
-    busy_s: tuple[float, ...]
+    busy_s: tuple[float, ...]  # of each vCPU
 
 
 class Workbench:
@@ -158,18 +175,60 @@ class Workbench:
     :param outer: the group of everything measured
     :param service: memcached's group, below it
     :param folder: for the jobs' proofs
+    :param stack: gives back in the end what is only started when it is needed
     """
 
-    def __init__(self, hierarchy: Hierarchy, outer: JobGroup, service: JobGroup, folder: Path):
-        self.runtime = ProcessRuntime()
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        outer: JobGroup,
+        service: JobGroup,
+        folder: Path,
+        stack: contextlib.ExitStack,
+    ):
+        self.processes = ProcessRuntime()
         self.client_cpu = realtime.last_cpu()
         self.vcpus = len(os.sched_getaffinity(0))
         self._hierarchy = hierarchy
         self._outer = outer
         self._service = service
         self._folder = folder
+        self._stack = stack
         self._attempts = 0
         self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
+
+    @functools.cached_property
+    def containers(self) -> DockerRuntime:
+        """
+        The machine's Docker daemon, or one of our own that is started now.
+
+        :raises InputError: if there is none
+        """
+        return DockerRuntime(self._hierarchy, f"characterise-{os.getpid()}", self._docker_url)
+
+    @functools.cached_property
+    def _docker_url(self) -> str:
+        return self._stack.enter_context(docker_daemon())
+
+    def require_images(self, jobs: Sequence[Job]) -> None:
+        """
+        Check that all jobs can be started.
+
+        :param jobs: those whose programs are not on this machine are looked for in Docker
+        :raises InputError: if there is no Docker, or it does not have an image
+        """
+        for job in jobs:
+            if needs_docker(job):
+                with contextlib.closing(connect(self._docker_url)) as client:
+                    if not client.images.list(job.image):
+                        raise InputError(
+                            f"job {job.name}: {job.command[0]} is not on this machine, nor image "
+                            f"{job.image} in Docker; docker pull {job.image}"
+                        )
+
+    def runtime_of(self, job: Job) -> Runtime:
+        """Processes where the job's program is on this machine, else Docker."""
+        return self.containers if needs_docker(job) else self.processes
 
     @contextlib.contextmanager
     def serving(self, threads: int, cores: tuple[int, ...]) -> Iterator[Memcached]:
@@ -209,6 +268,7 @@ class Workbench:
         timing: Timing,
         cores: tuple[int, ...],
         neighbour: Neighbour | None = None,
+        connections: int = generator.CONNECTIONS,
     ) -> list[dict[str, float]]:
         """
         Measure memcached at one load after another.
@@ -218,13 +278,14 @@ class Workbench:
         :param timing: of each
         :param cores: memcached's vCPUs
         :param neighbour: what runs beside it
+        :param connections: of the load
         :return: per load what `training.findings` calls a row of the latency table, and how
             trustworthy it is
         :raises InputError: if the load generator or the probe ends
         """
         # A level more at each end: the client may start late, and it ends with its last one.
         levels = [targets[0], *targets, targets[-1]]
-        client = self.client(server, LoadTrace.explicit(levels, timing.step_s))
+        client = self.client(server, LoadTrace.explicit(levels, timing.step_s), connections)
         stats = StatsConnection(server.host, server.port)
         clocks: list[ThreadClock] = []
         rows = []
@@ -254,19 +315,27 @@ class Workbench:
                 clock.close()
         return rows
 
-    def client(self, server: Memcached, trace: LoadTrace) -> Client:
+    def client(
+        self, server: Memcached, trace: LoadTrace, connections: int = generator.CONNECTIONS
+    ) -> Client:
         """
         Start the load and its probe, on time even on a busy machine.
 
         :param server: a running memcached
         :param trace: the load
+        :param connections: of the load
         """
         # Children that inherit the priority are there in time.
         with on_time(os.SCHED_FIFO):
-            return Client(server.host, server.port, trace, self.client_cpu)
+            return Client(server.host, server.port, trace, self.client_cpu, connections)
 
     def time_job(
-        self, job: Job, threads: int, cores: tuple[int, ...], limit_s: float = math.inf
+        self,
+        job: Job,
+        threads: int,
+        cores: tuple[int, ...],
+        limit_s: float = math.inf,
+        neighbour: Neighbour | None = None,
     ) -> dict[str, float]:
         """
         Run a job to its end.
@@ -275,34 +344,39 @@ class Workbench:
         :param threads: its thread count
         :param cores: its vCPUs
         :param limit_s: it is ended after this time
+        :param neighbour: what runs beside it, and is kept running
         :return: real_s (NaN if it did not end in time), cpu_s, start_s, foreign_cores, disturbed
         :raises InputError: if it fails
         """
+        runtime = self.runtime_of(job)
+        beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
         with self.job_group(f"job-{job.name}") as group:
-            busy, begun_s = self.clock.read(), time.monotonic()
+            begun_s = time.monotonic()
             instance = self.start(job, threads, cores, Weight.NORMAL, group)
-            started_s = time.monotonic()
             try:
-                wait_s = None if math.isinf(limit_s) else limit_s
-                ended = bool(select.select([instance.ended], [], [], wait_s)[0])
-                ended_s = time.monotonic()
+                # Whoever starts a job also takes time, which disturbs nothing.
+                before, started_s = self._taken_s(), time.monotonic()
+                beside_s = beside_here.group.cpu_s() if beside_here else 0.0
+                ended = _await_end(instance, limit_s, neighbour)
+                after, ended_s = self._taken_s(), time.monotonic()
                 cpu_s = group.cpu_s()
+                known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
                 if ended:
-                    code, tail = self.runtime.outcome(instance)
+                    code, tail = runtime.outcome(instance)
                     if code != 0:
                         raise InputError(f"job {job.name}: failed with {code}: {tail.strip()}")
             finally:
-                self.runtime.remove(instance)
+                runtime.remove(instance)
                 os.close(instance.ended)
-            length_s = ended_s - begun_s
-            used = [b - a for a, b in zip(busy, self.clock.read(), strict=True)]
-            foreign = max(sum(used[c] for c in cores) - cpu_s, 0.0) / length_s
+        taken_s = sum(after[c] - before[c] for c in cores)
+        foreign = max(taken_s - known_s, 0.0) / (ended_s - started_s)
         return {
-            "real_s": length_s if ended else math.nan,
+            "real_s": ended_s - begun_s if ended else math.nan,
             "cpu_s": cpu_s,
             "start_s": started_s - begun_s,
             "foreign_cores": foreign,
-            "disturbed": float(foreign > FOREIGN_LIMIT * len(cores)),
+            # One that does not end would not end if it were tried again.
+            "disturbed": float(ended and foreign > FOREIGN_LIMIT * len(cores)),
         }
 
     def start(
@@ -313,14 +387,23 @@ class Workbench:
 
         :raises InputError: if it cannot run
         """
+        runtime = self.runtime_of(job)
+        try:
+            instance = runtime.start(self.attempt(job, threads, group), cores, weight)
+        except (JobFailedError, RuntimeUnavailableError, OSError) as error:
+            raise InputError(f"job {job.name}: {error}") from error
+        if instance.ended < 0:
+            runtime.remove(instance)
+            raise InputError(f"job {job.name}: its container ended at once")
+        return instance
+
+    def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
+        """One more try at a job, with a folder of its own."""
         self._attempts += 1
         folder = self._folder / f"{job.name}-{self._attempts}"
         folder.mkdir(parents=True)
-        attempt = Attempt(job, self._attempts, threads, folder, group)
-        try:
-            return self.runtime.start(attempt, cores, weight)
-        except (JobFailedError, OSError) as error:
-            raise InputError(f"job {job.name}: {error}") from error
+        proof.prepare(folder)
+        return Attempt(job, self._attempts, threads, folder, group)
 
     def foreign_share(self, window_s: float = 1.0) -> float:
         """
@@ -347,6 +430,11 @@ class Workbench:
         finally:
             group.remove()
 
+    def _taken_s(self) -> tuple[float, ...]:
+        """Seconds that each vCPU was busy with anything, or that the hypervisor took."""
+        busy = self.clock.read()
+        return tuple(map(add, busy, stolen_s(len(busy))))
+
     def _count(
         self, stats: StatsConnection, clocks: Sequence[ThreadClock], neighbour: Neighbour | None
     ) -> _Counters:
@@ -357,7 +445,7 @@ class Workbench:
             self._service.cpu_s(),
             neighbour.group.cpu_s() if neighbour else 0.0,
             _cpu_s(clocks, now_s) + time.process_time(),
-            self.clock.read(),
+            self._taken_s(),
         )
 
     def _row(
@@ -416,21 +504,16 @@ def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
 
     :param folder: for the jobs' proofs; made, and removed in the end
     :param despite_load: measure although other processes use the machine
-    :raises InputError: one line: a program is missing, there are too few vCPUs, control groups may
-        not be written, or the machine is busy
+    :raises InputError: one line: control groups may not be written, or the machine is busy
     """
-    for program, package in PACKAGES.items():
-        if shutil.which(program) is None:
-            raise InputError(f"{program}: not found; install it: apt-get install {package}")
-    if len(os.sched_getaffinity(0)) < 2:
-        raise InputError("this machine has one vCPU; it takes 2: one for the load, one to measure")
     try:
         hierarchy = find_hierarchy()
     except OSError as error:
         raise InputError(f"control groups: {error}") from error
     version = hierarchy.version
     folder = folder.resolve()  # jobs run in a folder of their own
-    path = PurePosixPath(f"/coretide-characterise-{os.getpid()}")
+    end_leftovers(hierarchy)
+    path = PurePosixPath(f"/{GROUP}-{os.getpid()}")
     outer = JobGroup(hierarchy, path, HEAVIEST[version])
     service = JobGroup(hierarchy, path / "memcached", DEFAULT_WEIGHT[version])
     with contextlib.ExitStack() as stack:
@@ -445,7 +528,7 @@ def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
                 f"control groups cannot be written ({error.strerror}); run as root"
             ) from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        bench = Workbench(hierarchy, outer, service, folder)
+        bench = Workbench(hierarchy, outer, service, folder, stack)
         share = bench.foreign_share()
         if share > BUSY_LIMIT and not despite_load:
             raise InputError(
@@ -453,6 +536,15 @@ def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
                 f"{BUSY_LIMIT:.0%} may (or give --despite-load: points they disturb are marked)"
             )
         yield bench
+
+
+def end_leftovers(hierarchy: Hierarchy) -> None:
+    """End what a characterisation left running that was killed without a chance to do so."""
+    for folder in hierarchy.folder(PurePosixPath("/")).glob(f"{GROUP}-[0-9]*"):
+        if not Path(f"/proc/{folder.name.rpartition('-')[2]}").exists():
+            group = JobGroup(hierarchy, PurePosixPath("/") / folder.name, 0)
+            ProcessRuntime().sweep([], [group])
+            group.remove()
 
 
 @contextlib.contextmanager
@@ -474,6 +566,25 @@ def _join(group: JobGroup, pid: int) -> None:
     for folder in group.hierarchy.folders(group.path):
         if folder.exists():
             (folder / "cgroup.procs").write_text(str(pid), encoding="utf-8")
+
+
+def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
+    """Wait for a job's end, or for its time to be up; what runs beside it is kept running."""
+    give_up_s = time.monotonic() + limit_s
+    while (left_s := give_up_s - time.monotonic()) > 0.0:
+        files = [instance.ended, *([neighbour.ended] if neighbour else [])]
+        ready = select.select(files, [], [], None if math.isinf(left_s) else left_s)[0]
+        if instance.ended in ready:
+            return True
+        if neighbour and ready:
+            neighbour.keep_going()
+    return False
+
+
+def stolen_s(vcpus: int) -> list[float]:
+    """Seconds since boot that the hypervisor ran others while a vCPU wanted to run."""
+    lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[1 : vcpus + 1]
+    return [int(line.split()[8]) / os.sysconf("SC_CLK_TCK") for line in lines]
 
 
 def _cpu_s(clocks: Sequence[ThreadClock], now_s: float) -> float:

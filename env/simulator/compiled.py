@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import types
 from numba.extending import register_jitable
 
 ENV_FOLDER = Path(__file__).resolve().parents[1]
@@ -34,6 +35,16 @@ def cache_folder() -> Path:
 
 
 numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+
+
+def _mangling_args(record: types.Record) -> tuple[str, tuple[str]]:
+    """What names a record type in the symbols of compiled functions: a digest of its layout."""
+    return "Record", (hashlib.sha256(record.name.encode()).hexdigest(),)
+
+
+# numba numbers record types as they come, so kernels of two scenarios that were compiled by two
+# processes could have the same symbols, and who loaded both from the cache ran one of them twice.
+setattr(types.Record, "mangling_args", property(_mangling_args))  # noqa: B010
 
 
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True, "nogil": True}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from env.control import control_fields
 from env.reward import TERMS
 from env.simulator.jobs import JOB_FIELDS
-from env.simulator.profile import HOST_FIELDS
+from env.simulator.profile import COST_FIELDS, HOST_FIELDS
 from env.simulator.service import SERVICE_FIELDS
 
 MIXTURE = 12
@@ -40,6 +40,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("service_params", real, (len(SERVICE_FIELDS),)),
         ("job_params", real, (n_jobs, len(JOB_FIELDS))),
         ("host_params", real, (len(HOST_FIELDS),)),
+        ("cost_params", real, (len(COST_FIELDS),)),
         ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
         ("random", whole, (2,)),
         # The load.
@@ -72,10 +73,11 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("running", "u1", jobs),
         ("speed", real, jobs),
         ("used", real, (n_jobs, n_vcpus)),
+        ("client", real),  # share of the last vCPU that the load generator takes
         ("occupancy", real, vcpus),
         ("background", real, vcpus),
         ("equal", real, vcpus),
-        ("busy", real, vcpus),  # memcached's and all jobs' shares together
+        ("busy", real, vcpus),  # memcached's, all jobs' and the load generator's shares together
         ("wait", real),  # memcached's run-queue delay per CPU second
         ("p95_us", real),
         ("capacity_qps", real),

@@ -8,8 +8,9 @@ answers three questions, in this order:
    (Amdahl: serial fraction ``s``, ``m`` vCPUs in the parallel part). It takes free room first, a
    vCPU with an idle sibling before one with a busy sibling; what does not fit is spread so that
    the loads even out, as the kernel's load balancer does.
-2. *Who gets an overloaded vCPU?* Memcached first, except that a job of equal weight may take half;
-   then the normal jobs, then the background ones. Jobs of one weight share a vCPU as sibling
+2. *Who gets an overloaded vCPU?* A load generator of the machine's own first, which runs on the
+   last one; then memcached, except that a job of equal weight may take half; then the normal jobs,
+   then the background ones. Jobs of one weight share a vCPU as sibling
    cgroups do: in proportion to the part of each job's weight that its threads bring there. A job
    with a CPU quota asks for no more than that: it runs for a part of each quota period only.
 3. *What is a share worth?* A vCPU whose SMT sibling is busy runs at ``smt`` of its solo speed, in
@@ -60,21 +61,33 @@ def _total(used, core):
 
 
 @inlined
-def _service_needs(service_occupancy, busy):
-    """What memcached asks for on its vCPUs together, and what batch demands leave free there."""
+def _clients(core, used, client):
+    """What the load generator takes of a vCPU: it runs on the last one."""
+    return client if core == used.shape[1] - 1 else 0.0
+
+
+@inlined
+def _taken(used, core, client):
+    """What the jobs and the load generator take of a vCPU."""
+    return _total(used, core) + _clients(core, used, client)
+
+
+@inlined
+def _service_needs(service_occupancy, used, busy, client):
+    """What memcached asks for on its vCPUs together, what is free there, and what could be."""
     wanted = 0.0
     room = 0.0
-    width = 0
+    width = 0.0
     for core in range(busy.shape[0]):
         if service_occupancy[core] > 0.0:
-            width += 1
+            width += 1.0 - _clients(core, used, client)
             wanted += min(1.0, service_occupancy[core])
             room += max(0.0, 1.0 - busy[core])
     return wanted, room, width
 
 
 @inlined
-def _service_share(core, wanted, room, width, busy):
+def _service_share(core, wanted, room, width, used, busy, client):
     """Part of one vCPU that memcached takes once its threads have moved away from batch work.
 
     Its wake-ups go to an idle vCPU of its set while there is one, so batch work on one of two
@@ -83,7 +96,8 @@ def _service_share(core, wanted, room, width, busy):
     own_room = max(0.0, 1.0 - busy[core])
     if wanted <= room:
         return wanted * own_room / room
-    return own_room + (wanted - room) * (1.0 - own_room) / (width - room)
+    batch = 1.0 - _clients(core, used, client) - own_room
+    return own_room + (wanted - room) * batch / (width - room)
 
 
 @inlined
@@ -105,7 +119,7 @@ def _demand(job, parallel, job_params):
 
 
 @inlined
-def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, busy):
+def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, busy, client):
     """Place one job's demand: free room first, quiet siblings before busy ones, then level.
 
     `duty` is the part of the time in which all threads run: what one vCPU gets at most.
@@ -135,7 +149,7 @@ def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, b
         visited |= 1 << best
         step = min(left, min(best_room, duty))
         used[job, best] += step
-        busy[best] = _total(used, best)
+        busy[best] = _taken(used, best, client)
         left -= step
     # No room is left: each step lifts the least loaded vCPUs of the set to the next level.
     while left > _NOTHING:
@@ -163,7 +177,7 @@ def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, b
         for core in range(n_cores):
             if (lowest >> core) & 1 == 1:
                 used[job, core] += step
-                busy[core] = _total(used, core)
+                busy[core] = _taken(used, core, client)
                 left -= step
 
 
@@ -229,6 +243,7 @@ def job_speeds(
     speed,
     used,
     busy,
+    client=0.0,
 ):
     """Shares and speeds of all jobs under one allocation.
 
@@ -243,12 +258,13 @@ def job_speeds(
     :param host_params: float64[...] in the order of ``HOST_FIELDS``.
     :param speed: float64[J], output: seconds of ``work_s`` done per second.
     :param used: float64[J, C], output: share of each vCPU that each job keeps busy.
-    :param busy: float64[C], output: their sum over the jobs.
+    :param busy: float64[C], output: their sum over the jobs, and the load generator's.
+    :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
     :returns: the jobs' memory pressure, the sum of pressure x vCPUs in use.
     """
     n_jobs, n_cores = used.shape
     for core in range(n_cores):
-        busy[core] = 0.0  # from here on kept up to date with `used`
+        busy[core] = _clients(core, used, client)  # from here on kept up to date with `used`
     for job in range(n_jobs):
         speed[job] = 0.0
         for core in range(n_cores):
@@ -272,7 +288,7 @@ def job_speeds(
                     if turn > 0:
                         for core in range(n_cores):
                             used[job, core] = 0.0
-                            busy[core] = _total(used, core)
+                            busy[core] = _taken(used, core, client)
                     duty = speed[job] / max(_parallel_cores(job, threads, cores, job_params), 1.0)
                     _settle(
                         job,
@@ -284,17 +300,18 @@ def job_speeds(
                         service_occupancy,
                         used,
                         busy,
+                        client,
                     )
-        wanted, room, width = _service_needs(service_occupancy, busy)
+        wanted, room, width = _service_needs(service_occupancy, used, busy, client)
         for core in range(n_cores):
-            if busy[core] <= _NOTHING:
+            if _total(used, core) <= _NOTHING:
                 continue
-            limit = 1.0
+            limit = 1.0 - _clients(core, used, client)
             if service_occupancy[core] > 0.0:
-                taken = _service_share(core, wanted, room, width, busy)
+                taken = _service_share(core, wanted, room, width, used, busy, client)
                 limit -= min(taken, 0.5) if layer == NORMAL else taken
             _share(core, limit, layer, running, weight, speed, used)
-            busy[core] = _total(used, core)
+            busy[core] = _taken(used, core, client)
         for job in range(n_jobs):
             if running[job] and weight[job] == layer:
                 missing = speed[job]
@@ -304,12 +321,14 @@ def job_speeds(
                     if missing > _NOTHING and (cores[job] >> core) & 1:
                         free = 1.0 - busy[core]
                         if service_occupancy[core] > 0.0:
-                            wanted, room, width = _service_needs(service_occupancy, busy)
+                            wanted, room, width = _service_needs(
+                                service_occupancy, used, busy, client
+                            )
                             free = min(free, room - wanted)
                         step = min(missing, min(free, 1.0 - used[job, core]))
                         if step > 0.0:
                             used[job, core] += step
-                            busy[core] = _total(used, core)
+                            busy[core] = _taken(used, core, client)
                             missing -= step
 
     pressure = 0.0

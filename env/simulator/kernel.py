@@ -17,9 +17,11 @@ from env import action, observation, regulator, reward
 from env.simulator.compiled import callable_from_kernel, compiled
 from env.simulator.host import MIXTURE
 from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
-from env.simulator.profile import HOST_FIELDS
+from env.simulator.profile import COST_FIELDS, HOST_FIELDS
 from env.simulator.random import api_latency, noise
 from env.simulator.service import (
+    CORE_CAPACITY_QPS,
+    VM_SPEED,
     mixture_p95,
     service_state,
     service_stretch,
@@ -60,10 +62,15 @@ CONTAINER_START_S = HOST_FIELDS.index("container_start_s")
 MIGRATION_COST_S = HOST_FIELDS.index("migration_cost_s")
 RESUME_COST_S = HOST_FIELDS.index("resume_cost_s")
 SENSOR_NOISE = HOST_FIELDS.index("sensor_noise")
+SERVICE_EXPONENT, CLIENT_CPU, CLIENT_EXPONENT = range(len(COST_FIELDS))
 
 # Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
 # with background work, and with work of equal weight on its vCPUs.
 CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
+
+# A load generator leaves others this much of its vCPU at least: Linux keeps real-time processes
+# to 0.95 of one (sched_rt_runtime_us).
+CLIENT_MOST = 0.95
 
 # An interval breaks the SLO when more than this fraction of its requests exceeds it.
 SLOW_LIMIT = 0.05
@@ -76,6 +83,22 @@ _NO_BACKLOG = 1e-3  # requests
 
 
 # --- rates: what holds until the next event ---------------------------------------------------
+
+
+@compiled
+def cost_share(part, exponent):
+    """CPU time at a part of the capacity, relative to all of it: requests in batches cost less."""
+    return part if exponent == 1.0 else part**exponent
+
+
+@compiled
+def client_share(h):
+    """What the load generator takes of the last vCPU at the present load."""
+    most = h.cost_params[CLIENT_CPU]
+    if most == 0.0:
+        return 0.0
+    full = h.service_params[CORE_CAPACITY_QPS] * h.service_params[VM_SPEED]
+    return min(most * cost_share(h.load_qps / full, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
 
 
 @compiled
@@ -96,18 +119,21 @@ def refresh(h):
                 if (h.true_cores[job] >> vcpu) & 1:
                     batch[vcpu] = max(batch[vcpu], most)
     demand = h.load_qps
+    h.client = client_share(h)
     _, capacity, _, _ = service_state(
         demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
-        h.service_params,
+        h.service_params, h.client,
     )  # fmt: skip
     if h.backlog > 0.0:
         demand = capacity
+    exponent = h.cost_params[SERVICE_EXPONENT]
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
-        h.occupancy[vcpu] = held * min(1.0, demand / capacity)
+        own = 1.0 - h.client if vcpu == n_vcpus - 1 else 1.0
+        h.occupancy[vcpu] = held * own * cost_share(min(1.0, demand / capacity), exponent)
     pressure = job_speeds(
         h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
-        h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy,
+        h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy, h.client,
     )  # fmt: skip
     for vcpu in range(n_vcpus):
         h.background[vcpu] = 0.0
@@ -119,18 +145,22 @@ def refresh(h):
                 batch[vcpu] += h.used[job, vcpu]
     h.wait = CALM_WAIT
     for vcpu in range(n_vcpus):
-        h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu])
+        client = h.client if vcpu == n_vcpus - 1 else 0.0
+        h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client)
         if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
             h.wait = CONTENDED_WAIT
     h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
         h.load_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
-        h.service_params,
+        h.service_params, h.client,
     )  # fmt: skip
     if h.backlog > 0.0:
         h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
             h.capacity_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal,
-            pressure, h.service_params,
+            pressure, h.service_params, h.client,
         )  # fmt: skip
+    part = min(1.0, demand / h.capacity_qps)
+    if part > 0.0:
+        h.service_cpu *= cost_share(part, exponent) / part
     h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
     if h.probe_window_s > 0.0:
         h.stretch = service_stretch(

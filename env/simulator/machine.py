@@ -101,11 +101,13 @@ class EpisodeFactory:
         self.observation_size = feature_count(scenario) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
-        self._spreads = (
+        self._spreads = [
             ("service_params", self.profile.service_spreads()),
             ("job_params", self.profile.job_spreads(scenario.job_names)),
             ("host_params", self.profile.host_spreads()),
-        )
+        ]
+        if self.profile.costs:
+            self._spreads.append(("cost_params", self.profile.cost_spreads()))
         self._endless = np.array([job.endless for job in scenario.jobs])
         self._template = self._host_before_start()
 
@@ -152,7 +154,7 @@ class EpisodeFactory:
             host["probe_window_s"] = 0.0
         if variation.error > 0.0 and rng.random() < variation.error_share:
             vm_speed = float(host["service_params"][VM_SPEED])
-            for name in ("service_params", "job_params", "host_params"):
+            for name, _ in self._spreads:
                 up = rng.random(host[name].shape) < 0.5
                 host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
             host["service_params"][VM_SPEED] = vm_speed
@@ -214,6 +216,7 @@ class EpisodeFactory:
             service_params=profile.service_array(),
             job_params=job_params,
             host_params=host_params,
+            cost_params=profile.cost_array(),
             sent_service=values["service"],
             sent_cores=values["cores"],
             sent_weight=values["weight"],
@@ -266,6 +269,7 @@ def keep_physical(host: Any) -> None:
         (EQUAL_SHARE, 0.95),
     ):
         service[field] = min(service[field], most)
+    host["cost_params"] = host["cost_params"].clip(max=1.0)
 
 
 class SimulatedMachine:

@@ -41,12 +41,23 @@ HOST_FIELDS = (
     "sensor_noise",  # relative sd of a CPU or request reading, on top of counting noise
 )
 
+#: What requests cost in CPU time, where that was measured; else its neutral value: each the same,
+#: and nothing to a load generator, which runs on other machines.
+COST_FIELDS = {
+    "service_exponent": 1.0,  # memcached's CPU time goes with (load / capacity) to this power
+    "client_cpu": 0.0,  # [vCPUs] what the load generator takes at the load that one vCPU serves
+    "client_exponent": 1.0,  # that goes with load / what one vCPU serves to this power
+}
+
 # What a value may be, where that is less than every positive number.
 LIMITS = {
     "serial_fraction": (0.0, 1.0),
     "smt": (0.0, 1.0),
     "straggling": (0.0, 1.0),
     "cores_per_thread": (1.0, 4.0),
+    "service_exponent": (0.0, 1.0),
+    "client_cpu": (0.0, 1.0),
+    "client_exponent": (0.0, 1.0),
 }
 
 BUILT_IN = Path(__file__).with_name("profiles")
@@ -89,6 +100,7 @@ class Profile(BaseModel):
     :param service: memcached, by ``SERVICE_FIELDS``.
     :param jobs: batch jobs by name, each by ``JOB_FIELDS``.
     :param host: the VM and its control paths, by ``HOST_FIELDS``.
+    :param costs: CPU time of requests, by ``COST_FIELDS``; any of them may be left out.
     :param vm_speed: how memcached's capacity differs from VM to VM of this type.
     :param vms: the VMs of the fit, by group and letter (scans) or day (runs).
     :param hash: SHA-256 of the content; a file whose hash does not match is refused.
@@ -107,6 +119,7 @@ class Profile(BaseModel):
     service: dict[str, Parameter]
     jobs: dict[str, dict[str, Parameter]]
     host: dict[str, Parameter]
+    costs: dict[str, Parameter] = {}
     vm_speed: Parameter
     vms: dict[str, Vm] = {}
     hash: str = ""
@@ -117,6 +130,7 @@ class Profile(BaseModel):
         for job, fields in self.jobs.items():
             _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
         _check_fields("host", self.host, HOST_FIELDS)
+        _check_fields("costs", self.costs, (), tuple(COST_FIELDS))
         return self
 
     @property
@@ -150,6 +164,16 @@ class Profile(BaseModel):
     def host_spreads(self) -> FloatArray:
         """Their spreads, in the same order."""
         return _column(self.host, HOST_FIELDS, "spread")
+
+    def cost_array(self) -> FloatArray:
+        """What requests cost, in the order of ``COST_FIELDS``."""
+        known = {name: parameter.value for name, parameter in self.costs.items()}
+        return np.array(list((COST_FIELDS | known).values()), dtype=np.float64)
+
+    def cost_spreads(self) -> FloatArray:
+        """Their spreads, in the same order; 0 for what was left out."""
+        known = {name: parameter.spread for name, parameter in self.costs.items()}
+        return np.array([known.get(name, 0.0) for name in COST_FIELDS], dtype=np.float64)
 
     def on_vm(self, name: str) -> Profile:
         """The profile of one of the VMs it was fitted to.
@@ -217,7 +241,7 @@ def save_profile(profile: Profile, path: Path) -> Profile:
     :returns: the profile as written.
     """
     profile = profile.model_copy(update={"hash": content_hash(profile)})
-    content = profile.model_dump(mode="json")
+    content = profile.model_dump(mode="json", exclude=_empty(profile))
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     path.write_text(text, encoding="utf-8")
     return profile
@@ -225,9 +249,14 @@ def save_profile(profile: Profile, path: Path) -> Profile:
 
 def content_hash(profile: Profile) -> str:
     """SHA-256 over the canonical JSON of everything but the hash itself."""
-    content = profile.model_dump(mode="json", exclude={"hash"})
+    content = profile.model_dump(mode="json", exclude={"hash", *_empty(profile)})
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _empty(profile: Profile) -> set[str]:
+    """Sections that came later than the first profiles, whose hashes they must not change."""
+    return set() if profile.costs else {"costs"}
 
 
 def profile_names() -> tuple[str, ...]:
@@ -239,13 +268,19 @@ def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) ->
     return np.array([getattr(fields[name], what) for name in order], dtype=np.float64)
 
 
-def _check_fields(where: str, given: Mapping[str, Parameter], wanted: Sequence[str]) -> None:
+def _check_fields(
+    where: str,
+    given: Mapping[str, Parameter],
+    wanted: Sequence[str],
+    optional: Sequence[str] = (),
+) -> None:
     for name in wanted:
         if name not in given:
             raise ValueError(f"{where}.{name}: is missing")
+    known = (*wanted, *optional)
     for name, parameter in given.items():
-        if name not in wanted:
-            raise ValueError(f"{where}.{name}: unknown field; known: {', '.join(wanted)}")
+        if name not in known:
+            raise ValueError(f"{where}.{name}: unknown field; known: {', '.join(known)}")
         low, high = LIMITS.get(name, (0.0, float("inf")))
         if not low <= parameter.value <= high:
             raise ValueError(

@@ -13,7 +13,8 @@ with a bounded number of outstanding requests leave a curve that a few terms des
 * a **time slice** wait where threads outnumber vCPUs, and where a thread needs more of its vCPU
   than equal-weight work leaves it; it is few requests' wait, so it stretches the tail and leaves
   the median as it is;
-* what batch work costs: SMT siblings, shared vCPUs, the memory system.
+* what batch work costs: SMT siblings, shared vCPUs, the memory system;
+* what a load generator on the machine itself takes of the last vCPU.
 
 Units: seconds, microseconds (``_us``), requests per second (``_qps``), fractions of one vCPU.
 """
@@ -84,7 +85,7 @@ BACKGROUND_HALF = 0.05
 
 
 @inlined
-def own_speed(c, sibling, background, equal, params):
+def own_speed(c, sibling, background, equal, params, client):
     """Speed at which vCPU ``c`` would serve one memcached thread beside its batch work.
 
     :param c: index of the vCPU.
@@ -92,27 +93,31 @@ def own_speed(c, sibling, background, equal, params):
     :param background: busy fraction of each vCPU by background batch work.
     :param equal: the same by batch work of memcached's weight.
     :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :param client: fraction of the last vCPU that the load generator takes.
     :return: (speed, share of the vCPU's time), both 1 on an idle core.
     """
     presence = background[c] / (background[c] + BACKGROUND_HALF)
     share = (1.0 - min(equal[c], params[EQUAL_SHARE])) * (
         1.0 - min(params[BACKGROUND_CAPACITY] * presence, 0.9)
     )
+    if c == len(sibling) - 1:
+        share *= 1.0 - client
     s = sibling[c]
     busy = 0.0 if s < 0 else min(background[s] + equal[s], 1.0)
     return share * (1.0 - (1.0 - max(params[BATCH_SMT], params[SMT])) * busy), share
 
 
 @inlined
-def kept_from(equal, cores_mask, threads, most):
-    """Share of its vCPU that equal-weight work takes from the thread that it takes most from.
+def kept_from(equal, cores_mask, threads, most, client):
+    """Share of its vCPU that others take from the thread that they take most from.
 
-    Threads keep off vCPUs with such work while there are others.
+    Others are equal-weight work and the load generator. Threads keep off them while they can.
 
     :param equal: busy fraction of each vCPU by batch work of memcached's weight.
     :param cores_mask: memcached's vCPUs.
     :param threads: its threads that have a vCPU of their own, at least 1.
     :param most: the largest share that such work takes.
+    :param client: fraction of the last vCPU that the load generator takes.
     :return: the share.
     """
     taken = 0
@@ -120,15 +125,22 @@ def kept_from(equal, cores_mask, threads, most):
     for _ in range(threads):
         least = -1
         for c in range(len(equal)):
-            if ((cores_mask & ~taken) >> c) & 1 and (least < 0 or equal[c] < equal[least]):
+            if not ((cores_mask & ~taken) >> c) & 1:
+                continue
+            kept = min(equal[c], most)
+            if c == len(equal) - 1:
+                kept += (1.0 - kept) * client
+            if least < 0 or kept < share:
                 least = c
+                share = kept
         taken |= 1 << least
-        share = min(equal[least], most)
     return share
 
 
 @compiled
-def service_state(qps, threads, cores_mask, sibling, background, equal, pressure, params):
+def service_state(
+    qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0
+):
     """Latency, capacity and CPU use of memcached at a steady load.
 
     :param qps: offered load [1/s]; at or above capacity the result is the plateau.
@@ -139,6 +151,7 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
     :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
     :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
     :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
     :return: (p95_us, capacity_qps, cpu_cores, shape of the tail).
     """
     vcpus = len(sibling)
@@ -169,11 +182,11 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
         for c in range(vcpus):
             if not ((cores_mask & ~taken) >> c) & 1:
                 continue
-            gain, gain_time = own_speed(c, sibling, background, equal, params)
+            gain, gain_time = own_speed(c, sibling, background, equal, params, client)
             gain_solo = gain
             s = sibling[c]
             if s >= 0 and (cores_mask >> s) & 1:
-                other, other_time = own_speed(s, sibling, background, equal, params)
+                other, other_time = own_speed(s, sibling, background, equal, params, client)
                 if other > gain or (other == gain and s < c):  # the second one on its core
                     gain = max((gain_time + other_time) * params[SMT] - other, 0.0)
             if gain > best_gain:
@@ -208,9 +221,9 @@ def service_state(qps, threads, cores_mask, sibling, background, equal, pressure
     plateau = 1e6 * params[OUTSTANDING] / capacity
     flow = calm + max(plateau - calm_at_capacity, 0.0) * load ** params[KNEE_EXPONENT]
     waiting = max(threads / cores - 1.0, 0.0) * load ** params[SLICE_EXPONENT]
-    if shared_equal > 0.0:
+    if shared_equal > 0.0 or client > 0.0:
         # Each thread serves its own connections: the slowest one's make the tail.
-        taken = kept_from(equal, cores_mask, min(threads, cores), params[EQUAL_SHARE])
+        taken = kept_from(equal, cores_mask, min(threads, cores), params[EQUAL_SHARE], client)
         own = params[CORE_CAPACITY_QPS] * vm_speed * (1.0 - taken) * min(threads, cores)
         need = max(load, min(qps / own, 1.0))
         waiting += taken / params[EQUAL_SHARE] * need ** params[EQUAL_EXPONENT]
@@ -244,7 +257,7 @@ def service_stretch(cores_mask, sibling, background, equal, pressure, params):
     for c in range(len(sibling)):
         if (cores_mask >> c) & 1:
             cores += 1
-            speed, _ = own_speed(c, sibling, background, equal, params)
+            speed, _ = own_speed(c, sibling, background, equal, params, 0.0)
             pace += speed / (1.0 - min(equal[c], params[EQUAL_SHARE]))
         else:
             elsewhere += min(background[c] + equal[c], 1.0)

@@ -1,0 +1,43 @@
+"""The comparison on the local scenario: what counts as reached, and what bad input says."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks import local
+
+
+def report(makespan_s: float | None, ratio: float | None) -> dict[str, Any]:
+    return {"policy": "p", "makespan_s": makespan_s, "violation_ratio": ratio, "p95_us": [1.0] * 20}
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "reached"),
+    [
+        ((90.0, 0.1), (100.0, 0.1), True),
+        ((91.0, 0.0), (100.0, 0.1), False),
+        ((50.0, 0.2), (100.0, 0.1), False),
+        ((None, 0.0), (None, 0.5), False),
+        ((50.0, None), (100.0, 0.1), False),
+        ((130.0, 0.0), (None, 0.0), True),  # the rule's time is 145 s
+        ((131.0, 0.0), (None, 0.0), False),
+    ],
+)
+def test_a_turn_is_reached_when_it_is_faster_and_no_less_calm(
+    policy: tuple[float | None, float | None],
+    rule: tuple[float | None, float | None],
+    reached: bool,
+) -> None:
+    assert local.reached(report(*policy), report(*rule)) is reached
+
+
+def test_runs_are_said_in_a_line() -> None:
+    assert local.line(report(12.34, 0.05)) == "p: 12.3 s, violated 5.0% of 20"
+    assert local.line(report(None, None)) == "p: not done, violated not measured"
+
+
+def test_an_unknown_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        local.main(["--scenario", "nowhere"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

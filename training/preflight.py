@@ -1,0 +1,42 @@
+"""What is checked before anything is started: programs, vCPUs, and what the scenario asks for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from env.errors import InputError
+from env.scenario import Job, Scenario
+
+PACKAGES = {"memcached": "memcached", "stress-ng": "stress-ng"}
+"""Programs that are always needed, and the packages of Debian and Ubuntu that have them."""
+
+
+def require(scenario: Scenario) -> None:
+    """
+    Refuse a machine on which the measurements cannot be made.
+
+    :param scenario: what it is measured for
+    :raises InputError: one line: a program is missing, or vCPUs are
+    """
+    for program, package in PACKAGES.items():
+        if shutil.which(program) is None:
+            raise InputError(f"{program}: not found; install it: apt-get install {package}")
+    usable = os.sched_getaffinity(0)
+    if len(usable) < 2:
+        raise InputError("this machine has one vCPU; it takes 2: one for the load, one to measure")
+    # Jobs and pressure are put on the first vCPUs.
+    missing = ({0, 1} | set(scenario.service.core_choices[-1])) - usable
+    if missing:
+        raise InputError(
+            f"scenario {scenario.name}: wants vCPU {min(missing)}; this machine lets "
+            f"{', '.join(map(str, sorted(usable)))} be used"
+        )
+    for job in scenario.jobs:
+        if needs_docker(job) and not job.image:
+            raise InputError(f"job {job.name}: {job.command[0]}: not found; install it")
+
+
+def needs_docker(job: Job) -> bool:
+    """Whether a job's program is not on this machine, so that at most its image has it."""
+    return shutil.which(job.command[0]) is None
