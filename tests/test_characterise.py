@@ -683,6 +683,9 @@ def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> N
     assert fast < slo_us < slow
     assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
     assert "geometric mean" in text
+    no_knee = (latency["beside"] == "none") & (latency["cores"] == 1)
+    most, _, text = local_load(latency.assign(p95_us=latency["p95_us"].mask(no_knee, 900.0)), 2)
+    assert most == pytest.approx(1.15 * 400e3, rel=0.02) and "CAUTION" in text
     below = latency[latency["target_qps"] < 300e3]
     with pytest.raises(InputError, match="has no knee"):
         local_load(below, 2)

@@ -29,8 +29,8 @@ from env.simulator.jobs import JOB_FIELDS
 from env.simulator.profile import Parameter, Profile, save_profile
 from env.simulator.service import SERVICE_FIELDS
 from training import fit_jobs
-from training.curves import knee_qps, trusted
-from training.findings import ALONE
+from training.curves import knee_qps, saturation_qps, trusted
+from training.findings import ALONE, curves
 from training.fit_service import (
     FREE,
     PRIORS,
@@ -382,15 +382,21 @@ def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:
     :param latency: see `training.findings`
     :param threads: memcached's worker threads
     :return: largest load [1/s], SLO [us], and a sentence on both
-    :raises InputError: if p95 on one vCPU has no knee
+    :raises InputError: if one vCPU has no knee and was not saturated
     """
     own = latency[latency["threads"] == threads]
     one = _medians(own[(own["beside"] == ALONE) & (own["cores"] == 1)])
-    knee = knee_qps(one.index.to_numpy(np.float64), one.to_numpy())
+    knee, caution = knee_qps(one.index.to_numpy(np.float64), one.to_numpy()), ""
+    if math.isnan(knee):
+        points = curves(own.assign(source="here"))
+        points = points[(points["beside"] == ALONE) & (points["cores"] == 1)]
+        points = points.sort_values("target_qps")
+        knee = saturation_qps(points["target_qps"].to_numpy(), points["achieved_qps"].to_numpy())
+        caution = "; CAUTION: p95 shows no knee, the largest throughput stands for it"
     if math.isnan(knee):
         raise InputError(
-            "memcached's p95 on one vCPU has no knee: the load generator was the limit, or the "
-            "machine was too busy; measure again on a quiet machine"
+            "memcached on one vCPU has no knee and served everything that was asked for: the load "
+            "generator was the limit, or the machine was too busy; measure again on a quiet machine"
         )
     most = LOAD_OVER_KNEE * knee
     alone = own[own["beside"] == ALONE].groupby("cores")
@@ -400,7 +406,7 @@ def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:
     text = (
         f"knee on one vCPU {knee:,.0f}/s; largest load {LOAD_OVER_KNEE:g} times that; "
         f"p95 there {fast:,.0f} us alone and {slow:,.0f} us beside work of memcached's weight; "
-        f"SLO = their geometric mean = {slo_us:,.0f} us"
+        f"SLO = their geometric mean = {slo_us:,.0f} us{caution}"
     )
     if slow < APART * fast:
         text += f"; CAUTION: less than {APART:g} times apart, so the SLO hardly tells them apart"
@@ -426,7 +432,7 @@ def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, o
     :param latency: see `training.findings`
     :param out: folder
     :return: how load and SLO were chosen
-    :raises InputError: if p95 on one vCPU has no knee, or a file cannot be written
+    :raises InputError: if one vCPU has no knee and was not saturated, or a file cannot be written
     """
     most, slo_us, text = local_load(latency, scenario.service.threads)
     content = scenario.model_dump(mode="json", exclude_defaults=True)
