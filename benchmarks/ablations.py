@@ -19,6 +19,7 @@ and with every parameter wrong by 20 %.
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,26 +157,42 @@ def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    """Train and judge every variant."""
-    line: argparse.ArgumentParser = OneLineParser(description=__doc__.split("\n\n")[0])
+def compare(
+    description: str, variants: Sequence[str], judged: Callable[[str, int, int], dict[str, float]]
+) -> None:
+    """
+    Train and judge variants from the command line, and write what came out.
+
+    :param description: of the experiment
+    :param variants: their names
+    :param judged: from a variant, a seed and the number of decisions to what `judge` says
+    """
+    line: argparse.ArgumentParser = OneLineParser(description=description)
     line.add_argument("--steps", type=whole_number(1), default=3_000_000)
     line.add_argument("--seeds", type=whole_number(1), default=1)
-    line.add_argument("--variant", choices=VARIANTS, action="append", help="all if none is given")
+    line.add_argument("--variant", choices=variants, action="append", help="all if none is given")
     line.add_argument("--json", type=Path)
     arguments = line.parse_args()
     with exit_on_bad_input():
-        whole, results = load_recipe("best"), []
+        results = []
         for seed in range(arguments.seeds):
-            for variant in arguments.variant or VARIANTS:
-                scenario, model = train(variant, seed, arguments.steps, whole)
-                result = {"variant": variant, "seed": seed} | judge(
-                    scenario, network_of(model), whole
-                )
-                results.append(result)
-                print(json.dumps(result), flush=True)
+            for variant in arguments.variant or variants:
+                result = {"variant": variant, "seed": seed}
+                results.append(result | judged(variant, seed, arguments.steps))
+                print(json.dumps(results[-1]), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Train and judge every variant."""
+    whole = load_recipe("best")
+
+    def judged(variant: str, seed: int, steps: int) -> dict[str, float]:
+        scenario, model = train(variant, seed, steps, whole)
+        return judge(scenario, network_of(model), whole)
+
+    compare(__doc__.split("\n\n")[0], VARIANTS, judged)
 
 
 if __name__ == "__main__":

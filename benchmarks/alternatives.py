@@ -15,18 +15,13 @@ ablations: as it ends, on the selection traces.
     python -m benchmarks.alternatives --json alternatives.json
 """
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from stable_baselines3 import PPO
 
-from benchmarks.ablations import judge, schedule_for
+from benchmarks.ablations import compare, judge, schedule_for
 from benchmarks.job_network import ModelActor, job_network_policy
-from env.commandline import OneLineParser, whole_number
-from env.errors import exit_on_bad_input
 from env.reward import TERMS
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
@@ -102,23 +97,13 @@ def train(variant: str, seed: int, steps: int, shipped: Recipe) -> Actor:
 
 def main() -> None:
     """Train and judge every variant."""
-    line: argparse.ArgumentParser = OneLineParser(description=__doc__.split("\n\n")[0])
-    line.add_argument("--steps", type=whole_number(1), default=3_000_000)
-    line.add_argument("--seeds", type=whole_number(1), default=1)
-    line.add_argument("--variant", choices=VARIANTS, action="append", help="all if none is given")
-    line.add_argument("--json", type=Path)
-    arguments = line.parse_args()
-    with exit_on_bad_input():
-        shipped, results = load_recipe("best"), []
-        for seed in range(arguments.seeds):
-            for variant in arguments.variant or VARIANTS:
-                actor = train(variant, seed, arguments.steps, shipped)
-                result = {"variant": variant, "seed": seed}
-                result |= judge(load_scenario("cca-2025"), actor, shipped)
-                results.append(result)
-                print(json.dumps(result), flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    shipped = load_recipe("best")
+
+    def judged(variant: str, seed: int, steps: int) -> dict[str, float]:
+        actor = train(variant, seed, steps, shipped)
+        return judge(load_scenario("cca-2025"), actor, shipped)
+
+    compare(__doc__.split("\n\n")[0], VARIANTS, judged)
 
 
 if __name__ == "__main__":

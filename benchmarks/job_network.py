@@ -1,7 +1,7 @@
 """
 An actor-critic shared by the jobs, which does not care how many jobs or vCPUs there are.
 
-One small network reads every job: what the job is and does, and what the machine does. The sum of
+One small network reads every job: what the job is and does, and what the machine does. The mean of
 what it says of all jobs feeds the choice of memcached's vCPUs and the value. An edit of a job is
 scored by its own description (kind, threads, weight, size of the set) against what was said of that
 job, so jobs and vCPUs share all weights. The features are those of `env.observation`, with each
@@ -142,6 +142,7 @@ def job_network_policy(factory: EpisodeFactory) -> type[MaskedActorCriticPolicy]
             self.optimizer = Adam(self.parameters(), self.optimizer.param_groups[0]["lr"])
 
         def _build_mlp_extractor(self) -> None:
+            # SB3 says it is its own class, and uses no more of it than this one has.
             self.mlp_extractor = JobNetwork(factory)  # type: ignore[assignment]
 
     return JobNetworkPolicy

@@ -8,7 +8,8 @@ Amdahl's law with the priors of `training.fit_jobs`. What is not measured at all
 scenario's own profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-and as SLO the geometric mean of its p95 there alone and beside batch work of its own weight.
+and as SLO the geometric mean of its p95 there alone and beside batch work of its own weight. Where
+a disturbed sweep shows no knee, the largest throughput stands for it.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
     The edit that brings a host nearer to a schedule; see `training.schedule_search.Schedule`.
 
     The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
-    sooner (`UNSEEN`); on a machine whose probe has shown the SLO broken, in proportion to the
-    worst reading as far as an observation shows it. Where the SLO was broken although memcached
-    had its refuge, it gets more than that, and nothing shares its vCPUs.
+    sooner (`UNSEEN`); on a machine whose probe has shown the SLO broken, the threshold falls as the
+    worst reading rises, as far as an observation shows it. Where the SLO was broken although
+    memcached had its refuge, it gets more than that, and nothing shares its vCPUs.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`

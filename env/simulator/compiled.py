@@ -44,6 +44,7 @@ def _mangling_args(record: types.Record) -> tuple[str, tuple[str]]:
 
 # numba numbers record types as they come, so kernels of two scenarios that were compiled by two
 # processes could have the same symbols, and who loaded both from the cache ran one of them twice.
+# By setattr, because mypy takes a plain assignment to a class's property for a mistake.
 setattr(types.Record, "mangling_args", property(_mangling_args))  # noqa: B010
 
 
