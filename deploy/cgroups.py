@@ -150,6 +150,17 @@ class JobGroup:
         """The weight in force, in the kernel's terms."""
         return group_weight(self.hierarchy, self.path)
 
+    def join(self, pid: int) -> None:
+        """
+        Put a process into the group, under every controller that the group has.
+
+        :param pid: all of its threads come along, and what it starts from then on
+        :raises OSError: if it is gone, or the machine does not allow it
+        """
+        for folder in self.hierarchy.folders(self.path):
+            if folder.exists():
+                _write(folder / "cgroup.procs", str(pid))
+
     def set_quota(self, vcpus: float | None) -> None:
         """
         Limit the group's CPU time.

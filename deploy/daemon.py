@@ -1,7 +1,9 @@
 """
 A Docker daemon of our own, for machines where none runs: a socket in a folder only we can open.
 
-Its images, containers and containerd are apart from those of any other daemon on the machine.
+Its images, containers and containerd are apart from those of any other daemon on the machine. It
+has the least weight there is: the start of a container is a second's work of a dozen processes,
+which must not hold up memcached more than batch work may.
 """
 
 import contextlib
@@ -16,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.cgroups import JobGroup, find_hierarchy, job_groups_beside, members
+from env.allocation import Weight
 from env.errors import InputError
 
 START_LIMIT_S = 30.0
@@ -71,6 +75,7 @@ def start(folder: Path, live_restore: bool = False) -> Daemon:
         daemon = Daemon(f"unix://{folder}/docker.sock", process, folder)
         try:
             _await_ready(ready, daemon)
+            _weigh_least(daemon)
         except BaseException:
             stop(daemon)
             raise
@@ -99,6 +104,8 @@ def remove(folder: Path) -> None:
     :param folder: what `start` was given
     """
     _end_shims(_namespace(folder))
+    with contextlib.suppress(OSError):
+        _remove_group(_group(folder))
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     inside = [line.split()[1] for line in mounts]
     for mount in sorted(inside, reverse=True):
@@ -175,6 +182,32 @@ def _await_ready(ready: socket.socket, daemon: Daemon) -> None:
         os.close(ended)
 
 
+def _group(folder: Path) -> JobGroup:
+    """The control group of a daemon and all that it starts, but for the containers."""
+    return job_groups_beside(find_hierarchy(), "self")(f"{_namespace(folder)}-docker")
+
+
+def _weigh_least(daemon: Daemon) -> None:
+    """Put a daemon and its containerd into a group that yields; without control groups, nothing."""
+    with contextlib.suppress(OSError):
+        group = _group(daemon.folder)
+        group.create()
+        group.set_weight(Weight.BACKGROUND)
+        group.join(daemon.process.pid)
+        if (containerd := _containerd(daemon.folder)) is not None:
+            group.join(containerd)
+
+
+def _remove_group(group: JobGroup) -> None:
+    """Remove a group once the processes that are ending in it have ended."""
+    for pid in members(group.hierarchy, group.path):
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            select.select([ended], [], [], STOP_LIMIT_S)
+            os.close(ended)
+    group.remove()
+
+
 def _last_line(folder: Path) -> str:
     log = folder / "dockerd.log"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -194,11 +227,19 @@ def _end_shims(namespace: str) -> None:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
-def _end_containerd(folder: Path) -> None:
-    """A dockerd that had to be killed leaves its containerd behind."""
+def _containerd(folder: Path) -> int | None:
+    """The process of a daemon's own containerd, if it has one that runs."""
     pid_file = folder / "run/containerd/containerd.pid"
     with contextlib.suppress(OSError, ValueError):
         pid = int(pid_file.read_text(encoding="utf-8"))
         # The number may have gone to somebody else.
         if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+def _end_containerd(folder: Path) -> None:
+    """A dockerd that had to be killed leaves its containerd behind."""
+    if (pid := _containerd(folder)) is not None:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

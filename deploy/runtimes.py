@@ -147,7 +147,7 @@ class ProcessRuntime:
         assert process.stdin is not None
         try:
             if attempt.group is not None:
-                _join(attempt.group, process.pid)
+                attempt.group.join(process.pid)
             placement.set_weight(weight)
             placement.set_cores(cores)
             # Before it works: a loop that takes over must find it.
@@ -278,10 +278,3 @@ def _is_zombie(pid: int) -> bool:
         return stat_fields(pid)[0] in "ZX"
     except OSError:
         return True
-
-
-def _join(group: JobGroup, pid: int) -> None:
-    """Put a process into a job's group under every controller."""
-    for folder in group.hierarchy.folders(group.path):
-        if folder.exists():
-            (folder / "cgroup.procs").write_text(str(pid), encoding="utf-8")

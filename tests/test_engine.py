@@ -12,6 +12,7 @@ import docker
 import pytest
 
 from deploy import daemon, memcached
+from deploy.cgroups import LEAST_WEIGHT, find_hierarchy, group_weight, members
 from deploy.images import STRESS_IMAGE, ensure_stress_image, image_files, write_archive
 from env.errors import InputError
 
@@ -96,9 +97,13 @@ def test_a_job_runs_in_an_image_of_the_machines_own_files(engine: daemon.Daemon)
 @pytest.mark.skipif(os.geteuid() != 0, reason="dockerd needs root")
 @pytest.mark.skipif(not shutil.which("dockerd"), reason="no dockerd")
 def test_nothing_of_a_daemon_stays(tmp_path: Path) -> None:
+    hierarchy = find_hierarchy()
     with daemon.running(tmp_path / "d") as engine:
         pid = engine.process.pid
-        assert Path(f"/proc/{pid}").exists()
+        group = hierarchy.group_of(pid)
+        assert group_weight(hierarchy, group) == LEAST_WEIGHT[hierarchy.version], "it yields"
+        assert any(b"containerd" in _command(other) for other in members(hierarchy, group))
+    assert not hierarchy.folder(group).exists()
     assert not (tmp_path / "d").exists()
     assert not Path(f"/proc/{pid}").exists()
     left = [
@@ -129,6 +134,10 @@ def test_a_daemon_that_was_killed_leaves_no_container_either(tmp_path: Path) -> 
     daemon.remove(engine.folder)
     assert select.select([ended], [], [], 30.0)[0]
     os.close(ended)
+
+
+def _command(pid: int) -> bytes:
+    return _read(Path(f"/proc/{pid}/cmdline")).split(b"\0")[0]
 
 
 def _read(path: Path) -> bytes:

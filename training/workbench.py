@@ -239,7 +239,7 @@ class Workbench:
         :param cores: its vCPUs
         """
         with memcached.running(threads) as server:
-            _join(self._service, server.pid)
+            self._service.join(server.pid)
             pin(server.pid, cores)
             load_records(server.host, server.port)
             yield server
@@ -560,12 +560,6 @@ def on_time(policy: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-def _join(group: JobGroup, pid: int) -> None:
-    for folder in group.hierarchy.folders(group.path):
-        if folder.exists():
-            (folder / "cgroup.procs").write_text(str(pid), encoding="utf-8")
 
 
 def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
