@@ -34,7 +34,7 @@ from training.findings import job_times
 from training.fit_machine import fit_machine, local_load, write_profile
 from training.fit_pairs import fit_pairs
 from training.machine_report import Measured, write_report
-from training.measure import GRID, MARGIN, Campaign, Mode, Row, Store, Task, margin
+from training.measure import FULL, GRID, MARGIN, Campaign, Mode, Row, Store, Task, margin
 from training.samples import shortened
 from training.workbench import (
     GROUP,
@@ -609,6 +609,13 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     assert "docker" in host["api_latency_p99_s"].source
 
 
+def test_everything_measured_has_a_name_of_its_own(tmp_path: Path) -> None:
+    campaign = Campaign(load_scenario("local"), FULL, Store(tmp_path, {}))
+    tasks = list(campaign.tasks(1e5, 2))
+    assert {"sort T1 beside cpu", "sort T1 beside job cpu"} < {task.key for task in tasks}
+    assert len({(task.table, task.key) for task in tasks}) == len(tasks)
+
+
 def test_pairs_tell_who_slows_whom_down(scenario: Scenario) -> None:
     base = load_profile("cca-2025")
     rng = np.random.default_rng(4)
@@ -617,13 +624,13 @@ def test_pairs_tell_who_slows_whom_down(scenario: Scenario) -> None:
         {"source": "here", "job": job, "threads": 1, "beside": beside, "rep": rep}
         | {"real_s": 10.0 * (1.0 + (0.5 * truth[job] if beside != "none" else 0.0))}
         for job in truth
-        for beside in ("none", *truth)
-        if beside != job
+        for beside in ("none", *(f"job {other}" for other in truth if other != job))
         for rep in range(3)
     ]
     jobs = pd.DataFrame(rows)
     jobs["real_s"] *= 1.0 + 0.005 * rng.normal(size=len(jobs))
-    fitted = fit_pairs(base, job_times(jobs)).jobs
+    namesake = jobs[jobs["beside"] == "none"].assign(beside="radix", real_s=30.0)  # a source
+    fitted = fit_pairs(base, job_times(pd.concat([jobs, namesake]))).jobs
     for job in truth:
         for other in set(truth) - {job}:
             product = fitted[job]["sensitivity"].value * fitted[other]["pressure"].value

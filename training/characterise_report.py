@@ -146,6 +146,7 @@ def plot_latency(
         _plot_panel(axes, points, by, panel)
     first = grid.flat[0]
     first.axhline(slo_us / 1e3, color="#777777", linestyle="--", linewidth=1.0)
+    first.set_ylim(top=max(first.get_ylim()[1], 1.5 * slo_us / 1e3))
     first.legend(fontsize="small", ncols=2)
     low, high = int(points["n"].min()), int(points["n"].max())
     runs = f"{low}" if low == high else f"{low} to {high}"
@@ -168,11 +169,16 @@ def _plot_panel(axes: Axes, points: pd.DataFrame, by: str, panel: Panel) -> None
             linewidth=1.3,
             capsize=2,
         )
+    # The interval of two runs may be wider than all curves together: the axes follow the means.
+    means = points[panel.column] / panel.unit
+    axes.set_xlim(0.0, 1.1 * points["achieved_qps"].max() / 1e3)
     if panel.latency:
         _logarithmic(axes)
+        axes.set_ylim(0.5 * means.min(), 2.0 * means.max())
+    else:
+        axes.set_ylim(0.0, 1.2 * means.max())
     axes.set_xlabel("load served [1000 requests/s]")
     axes.set_ylabel(panel.label)
-    axes.set_xlim(left=0.0)
     axes.grid(alpha=0.3)
 
 

@@ -25,6 +25,9 @@ from training.queueing import Comparison, Point, compare, law_error
 from training.report import mean_and_ci95
 
 ALONE = "none"
+PAIRED = "job "
+"""Comes before a job's name in `beside` on this machine: jobs may be called as sources are."""
+
 SOURCES = ("cpu", "l1d", "l1i", "l2", "llc", "membw")
 CALM, STRAINED = 1.3, 2.0  # normalised times up to which the table is green, then orange
 CURVE = ("source", "threads", "cores", "beside")

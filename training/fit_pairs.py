@@ -13,6 +13,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from env.simulator.profile import Parameter, Profile
+from training.findings import PAIRED
 from training.fit_jobs import PRIORS
 from training.fit_machine import HERE, NARROWED
 
@@ -30,14 +31,14 @@ def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
     :param times: what `training.findings.job_times` made; without pairs nothing changes
     """
     names = sorted(profile.jobs)
-    pairs = times[times["beside"].isin(names) & times["job"].isin(names)].dropna(
+    pairs = times[times["beside"].str.startswith(PAIRED) & times["job"].isin(names)].dropna(
         subset=["ratio", "ratio_ci"]
     )
     if pairs.empty:
         return profile
     place = {name: k for k, name in enumerate(names)}
     slowed = pairs["job"].map(place).to_numpy()
-    pressing = pairs["beside"].map(place).to_numpy()
+    pressing = pairs["beside"].str.removeprefix(PAIRED).map(place).to_numpy()
     ratio = pairs["ratio"].to_numpy(np.float64)
     # Half the width of a 95 % interval is about two standard deviations.
     sd = np.hypot(pairs["ratio_ci"].to_numpy(np.float64) / 2.0, LEAST_SD)

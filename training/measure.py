@@ -27,7 +27,7 @@ from env.errors import InputError
 from env.scenario import Job, Scenario
 from training.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.experiment import DEFAULT, Factor, combinations
-from training.findings import ALONE
+from training.findings import ALONE, PAIRED
 from training.report import mean_and_ci95
 from training.samples import SAMPLE_S, choose_part, shortened
 from training.workbench import ON_SAME_CORE, SOURCES, Beside, Timing, Workbench, pressure
@@ -359,7 +359,9 @@ class Campaign:
             if self.mode.pairs:
                 for other in jobs:
                     if other.name != job.name:
-                        beside = Beside(other.name, other, other.threads[0], there, Weight.NORMAL)
+                        beside = Beside(
+                            PAIRED + other.name, other, other.threads[0], there, Weight.NORMAL
+                        )
                         yield self._job(job, job.threads[0], here, beside)
 
     def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:

@@ -100,7 +100,7 @@ class Beside:
     """
     What runs next to memcached or to a job.
 
-    :param name: a pressure source or a job
+    :param name: what the tables call it
     :param job: how it is started
     :param threads: its thread count
     :param cores: its vCPUs
@@ -254,7 +254,7 @@ class Workbench:
         if what is None:
             yield None
             return
-        with self.job_group(f"beside-{what.name}") as group:
+        with self.job_group(f"beside-{what.job.name}") as group:
             neighbour = Neighbour(self, what, group)
             try:
                 yield neighbour
