@@ -2,8 +2,8 @@
 A Docker daemon of our own, for machines where none runs: a socket in a folder only we can open.
 
 Its images, containers and containerd are apart from those of any other daemon on the machine. It
-has the least weight there is: the start of a container is a second's work of a dozen processes,
-which must not hold up memcached more than batch work may.
+weighs little: the start of a container is the work of a dozen processes, which must not hold up
+memcached. It does not weigh as little as it could, or it would never answer on a busy machine.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.cgroups import JobGroup, find_hierarchy, job_groups_beside, members
+from deploy.cgroups import JobGroup, find_hierarchy, members
 from env.allocation import Weight
 from env.errors import InputError
 
@@ -26,6 +26,10 @@ START_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
 SOCKET_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux [bytes]."""
+
+
+WEIGHT = {1: 102, 2: 10}
+"""A tenth of what a group weighs that nobody touched (`deploy.cgroups.DEFAULT_WEIGHT`)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def start(folder: Path, live_restore: bool = False) -> Daemon:
         daemon = Daemon(f"unix://{folder}/docker.sock", process, folder)
         try:
             _await_ready(ready, daemon)
-            _weigh_least(daemon)
+            _make_light(daemon)
         except BaseException:
             stop(daemon)
             raise
@@ -184,15 +188,17 @@ def _await_ready(ready: socket.socket, daemon: Daemon) -> None:
 
 def _group(folder: Path) -> JobGroup:
     """The control group of a daemon and all that it starts, but for the containers."""
-    return job_groups_beside(find_hierarchy(), "self")(f"{_namespace(folder)}-docker")
+    hierarchy = find_hierarchy()
+    parent = hierarchy.group_of("self").parent
+    return JobGroup(hierarchy, parent / f"{_namespace(folder)}-docker", WEIGHT[hierarchy.version])
 
 
-def _weigh_least(daemon: Daemon) -> None:
+def _make_light(daemon: Daemon) -> None:
     """Put a daemon and its containerd into a group that yields; without control groups, nothing."""
     with contextlib.suppress(OSError):
         group = _group(daemon.folder)
         group.create()
-        group.set_weight(Weight.BACKGROUND)
+        group.set_weight(Weight.NORMAL)
         group.join(daemon.process.pid)
         if (containerd := _containerd(daemon.folder)) is not None:
             group.join(containerd)

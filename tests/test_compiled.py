@@ -73,21 +73,21 @@ for name in sys.argv[1:]:
 
 
 def test_kernels_of_two_scenarios_do_not_mix_in_the_cache(tmp_path: Path) -> None:
-    def run(*names: str) -> str:
-        return subprocess.run(
+    def begin(*names: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-c", FIRST_STEPS, *names],
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             cwd=ENV_FOLDER.parent,
-            check=True,
-            timeout=300,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-        ).stdout
+        )
 
     # Each compiled by a process of its own, then both loaded by one.
-    assert run("local") == "local True\n"
-    assert run("cca-2025") == "cca-2025 True\n"
-    assert run("cca-2025", "local") == "cca-2025 True\nlocal True\n"
+    with begin("local") as one, begin("cca-2025") as other:
+        assert one.communicate(timeout=300)[0] == "local True\n"
+        assert other.communicate(timeout=300)[0] == "cca-2025 True\n"
+    with begin("cca-2025", "local") as both:
+        assert both.communicate(timeout=300)[0] == "cca-2025 True\nlocal True\n"
 
 
 KERNEL = """

@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from deploy import daemon, memcached
-from deploy.cgroups import LEAST_WEIGHT, find_hierarchy, group_weight, members
+from deploy.cgroups import find_hierarchy, group_weight, members
 from deploy.images import STRESS_IMAGE, ensure_stress_image, image_files, write_archive
 from env.errors import InputError
 
@@ -101,7 +101,7 @@ def test_nothing_of_a_daemon_stays(tmp_path: Path) -> None:
     with daemon.running(tmp_path / "d") as engine:
         pid = engine.process.pid
         group = hierarchy.group_of(pid)
-        assert group_weight(hierarchy, group) == LEAST_WEIGHT[hierarchy.version], "it yields"
+        assert group_weight(hierarchy, group) == daemon.WEIGHT[hierarchy.version], "it yields"
         assert any(b"containerd" in _command(other) for other in members(hierarchy, group))
     assert not hierarchy.folder(group).exists()
     assert not (tmp_path / "d").exists()

@@ -1,0 +1,130 @@
+"""
+What starting containers costs memcached, by the control group of the Docker daemon.
+
+    sudo .venv/bin/python -m benchmarks.starts
+
+The local scenario's jobs are started one after the other, at background weight, beside memcached
+under a constant load. Docker outside of any group, as it starts, in its group, and in a group of
+the least weight take turns. The experiment behind a section of docs/decisions.md.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy import daemon, memcached, proof, realtime
+from deploy.cgroups import LEAST_WEIGHT, JobGroup, find_hierarchy, job_groups_beside, members
+from deploy.containers import DockerRuntime, connect
+from deploy.images import ensure_stress_image
+from deploy.keys import load_records
+from deploy.load import Client
+from deploy.mcperf import percentile
+from deploy.memcached import Memcached
+from deploy.runtimes import Attempt
+from deploy.service import pin
+from env.allocation import Weight
+from env.commandline import OneLineParser, whole_number
+from env.errors import exit_on_bad_input
+from env.scenario import Job, load_scenario
+from env.simulator.load import LoadTrace
+
+CALM_S = 4.0
+"""Of load, before the first start."""
+
+LOAD_S = 60.0
+"""Of load in all, which is more than the starts take."""
+
+
+def p95_us(client: Client, start_s: float, end_s: float) -> float:
+    """p95 of the requests that were due in a stretch of time [us]."""
+    return 1e6 * percentile(sorted(client.probe.between(start_s, end_s)), 95.0)
+
+
+def turn(server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: int) -> str:
+    """
+    Start all jobs once.
+
+    :param server: a running memcached
+    :param runtime: who starts them
+    :param jobs: what is started
+    :param qps: the load meanwhile
+    :return: p95 before and meanwhile, and how long it took, in words
+    """
+    beside = job_groups_beside(find_hierarchy(), server.pid)
+    trace = LoadTrace.explicit([qps], LOAD_S)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-")))
+        client = Client(server.host, server.port, trace, realtime.last_cpu())
+        stack.callback(client.stop)
+        time.sleep(client.start_s + CALM_S - time.monotonic())
+        begun_s = time.monotonic()
+        for job in jobs:
+            group = beside(f"coretide-starts-{os.getpid()}-{job.name}")
+            group.create()
+            stack.callback(group.remove)
+            place = folder / job.name
+            place.mkdir()
+            proof.prepare(place)
+            attempt = Attempt(job, 1, job.threads[0], place, group)
+            instance = runtime.start(attempt, (0, 1), Weight.BACKGROUND)
+            stack.callback(os.close, instance.ended)
+            stack.callback(runtime.remove, instance)
+            client.probe.poll()  # its pipe holds four seconds
+        ended_s = time.monotonic()
+        while client.probe.known_until_s < ended_s:
+            client.probe.poll()
+        calm_us = p95_us(client, begun_s - CALM_S / 2.0, begun_s)
+        meanwhile_us = p95_us(client, begun_s, ended_s)
+        took_s = ended_s - begun_s
+    return f"p95 {calm_us:.0f} us before, {meanwhile_us:.0f} us in {took_s:.1f} s of starts"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(prog="python -m benchmarks.starts", description=__doc__.splitlines()[1])
+    add = line.add_argument
+    add("--qps", type=whole_number(1), default=70_000, help="load [requests/s] (%(default)s)")
+    add("--turns", type=whole_number(1), default=3, help="of each (%(default)s)")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure all three in turn.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    jobs = load_scenario("local").jobs
+    with exit_on_bad_input(), contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-")))
+        engine = stack.enter_context(daemon.running(base / "d"))
+        client = connect(engine.url)
+        stack.callback(client.close)
+        ensure_stress_image(client)
+        hierarchy = find_hierarchy()
+        path = hierarchy.group_of(engine.process.pid)
+        pids = members(hierarchy, path)
+        weights = (None, daemon.WEIGHT[hierarchy.version], LEAST_WEIGHT[hierarchy.version])
+        runtime = DockerRuntime(hierarchy, f"starts-{os.getpid()}", engine.url)
+        for number in range(arguments.turns):
+            for weight in weights[:: -1 if number % 2 else 1]:
+                group = JobGroup(hierarchy, path if weight else path.parent, weight or 0)
+                if weight:
+                    group.set_weight(Weight.NORMAL)
+                for pid in pids:
+                    group.join(pid)
+                with memcached.running(threads=2) as server:
+                    pin(server.pid, (0,))
+                    load_records(server.host, server.port)
+                    said = turn(server, runtime, jobs, arguments.qps)
+                where = f"in a group of weight {weight}" if weight else "outside of any group"
+                print(f"Docker {where}: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
