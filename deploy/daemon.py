@@ -230,7 +230,12 @@ def _end_shims(namespace: str) -> None:
         with contextlib.suppress(OSError):
             program, *options = entry.read_bytes().split(b"\0")
             if b"containerd-shim" in program and namespace.encode() in options:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+                shim = entry.parent
+                # With its first process a container ends whole.
+                for task in (shim / "task").iterdir():
+                    for child in (task / "children").read_text(encoding="utf-8").split():
+                        os.kill(int(child), signal.SIGKILL)
+                os.kill(int(shim.name), signal.SIGKILL)
 
 
 def _containerd(folder: Path) -> int | None:

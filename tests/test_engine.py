@@ -125,15 +125,17 @@ def test_a_daemon_that_was_killed_leaves_no_container_either(tmp_path: Path) -> 
         image, ["/bin/sh", "-c", "sleep 1000"], network_mode="none", detach=True
     )
     container.reload()
-    status = Path(f"/proc/{container.attrs['State']['Pid']}/status").read_text()
+    first = container.attrs["State"]["Pid"]
+    status = Path(f"/proc/{first}/status").read_text()
     holder = int(status.split("PPid:")[1].split()[0])
-    ended = os.pidfd_open(holder)
+    ends = [os.pidfd_open(pid) for pid in (holder, first)]
     client.close()
     engine.process.kill()
     daemon.stop(engine)
     daemon.remove(engine.folder)
-    assert select.select([ended], [], [], 30.0)[0]
-    os.close(ended)
+    for ended in ends:
+        assert select.select([ended], [], [], 30.0)[0]
+        os.close(ended)
 
 
 def _command(pid: int) -> bytes:
