@@ -28,9 +28,9 @@ from env.simulator.service import SERVICE_FIELDS, service_state
 from training import workbench as bench_module
 from training.actuation import CHANGES, STARTS
 from training.characterise import STOPPING, machine_name, main
-from training.curves import knee_qps
+from training.curves import knee_qps, trusted
 from training.experiment import Factor, combinations, factor, require
-from training.findings import job_times
+from training.findings import curves, job_times
 from training.fit_machine import fit_machine, local_load, write_profile
 from training.fit_pairs import fit_pairs
 from training.machine_report import Measured, write_report
@@ -640,6 +640,12 @@ def test_pairs_tell_who_slows_whom_down(scenario: Scenario) -> None:
     assert fit_pairs(base, job_times(jobs[jobs["beside"] == "none"])) == base
 
 
+def test_disturbed_rounds_make_up_the_number_that_is_needed() -> None:
+    table = pd.DataFrame({"point": [1, 1, 1, 1, 2, 2], "disturbed": [0, 1, 2, 1, 2, 2]})
+    assert trusted(table, ["point"]).index.tolist() == [0, 4, 5]
+    assert trusted(table, ["point"], least=2).index.tolist() == [0, 1, 3, 4, 5]
+
+
 def test_the_report_names_what_matters_and_how_well_it_is_known(
     scenario: Scenario, tmp_path: Path
 ) -> None:
@@ -652,12 +658,13 @@ def test_the_report_names_what_matters_and_how_well_it_is_known(
         for rep in range(3)
     ]
     runs = [
-        {"threads": threads, "connections": connections, "target_qps": target, "disturbed": 0.0}
+        {"threads": threads, "connections": connections, "target_qps": target}
+        | {"disturbed": float(rep > 0 and threads == connections // 4 == 2)}
         | {"p95_us": 100.0 + rng.normal(), "achieved_qps": 1e5 * threads + 100.0 * rng.normal()}
         for threads in (1, 2)
         for connections in (2, 8)
         for target in (2e5, 7e5)
-        for _ in range(3)
+        for rep in range(3)
     ]
     factors = (factor("threads=1,2"), CONNECTIONS)
     jobs = pd.concat([jobs, pd.DataFrame(pressed)])
@@ -670,7 +677,12 @@ def test_the_report_names_what_matters_and_how_well_it_is_known(
     assert by_name.loc["memcached T2C1 alone, p95", "points"] == len(GRID)
     assert by_name.loc["matrix beside something", "rounds"] == 3
     page = (tmp_path / "report.html").read_text()
-    assert "of the variation threads 100%" in page
+    assert "3 rounds each, 2 of these runs disturbed: of the variation threads 100%" in page
+    load = pd.read_csv(tmp_path / "breaches.csv")["target_qps"].unique().item()
+    alone = curves(latency.assign(source="here")).query("beside == 'none' and cores == 1")
+    served = alone.query("achieved_qps >= 0.97 * target_qps")
+    within = served.loc[served["p95_us"] <= scenario.service.slo_us, "target_qps"]
+    assert alone["target_qps"].min() < load == within.max() < alone["target_qps"].max()
     times = pd.read_csv(tmp_path / "job-times.csv").set_index(["beside", "threads"])
     assert times.loc[("cpu", 1), "ratio"] == pytest.approx(2.0, rel=0.02)
     assert 0.0 < times.loc[("cpu", 1), "ratio_ci"] < 0.2

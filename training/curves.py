@@ -61,17 +61,19 @@ def average(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def trusted(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def trusted(table: pd.DataFrame, by: Sequence[str], least: int = 1) -> pd.DataFrame:
     """
     Of each point the rows that were disturbed least.
 
     :param table: one row a repetition; `disturbed` grades them, without it all are kept
     :param by: columns that tell one point from another
+    :param least: how many of each are needed; more disturbed ones make up the number
     """
     if "disturbed" not in table.columns:
         return table
-    least = table.groupby(list(by))["disturbed"].transform("min")
-    return table[table["disturbed"] == least]
+    grades = table.groupby(list(by))["disturbed"]
+    worst = grades.transform(lambda own: own.nsmallest(least).iloc[-1])
+    return table[table["disturbed"] <= worst]
 
 
 def saturation_qps(target_qps: FloatArray, achieved_qps: FloatArray) -> float:
