@@ -4,8 +4,9 @@ What starting containers costs memcached, by the control group of the Docker dae
     sudo .venv/bin/python -m benchmarks.starts
 
 The local scenario's jobs are started one after the other, at background weight, beside memcached
-under a constant load. Docker outside of any group, as it starts, in its group, and in a group of
-the least weight take turns. The experiment behind a section of docs/decisions.md.
+under a constant load. Docker outside of any group, as it starts, in its group, in its group with
+the actuator's rests after each start, and in a group of the least weight take turns. The experiment
+behind a section of docs/decisions.md.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy import daemon, memcached, proof, realtime
+from deploy.actuator import REST
 from deploy.cgroups import LEAST_WEIGHT, JobGroup, find_hierarchy, job_groups_beside, members
 from deploy.containers import DockerRuntime, connect
 from deploy.images import ensure_stress_image
@@ -44,7 +46,9 @@ def p95_us(client: Client, start_s: float, end_s: float) -> float:
     return 1e6 * percentile(sorted(client.probe.between(start_s, end_s)), 95.0)
 
 
-def turn(server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: int) -> str:
+def turn(
+    server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: int, rest: float
+) -> str:
     """
     Start all jobs once.
 
@@ -52,6 +56,7 @@ def turn(server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: in
     :param runtime: who starts them
     :param jobs: what is started
     :param qps: the load meanwhile
+    :param rest: pause after each start, in times of what it took
     :return: p95 before and meanwhile, and how long it took, in words
     """
     beside = job_groups_beside(find_hierarchy(), server.pid)
@@ -70,9 +75,11 @@ def turn(server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: in
             place.mkdir()
             proof.prepare(place)
             attempt = Attempt(job, 1, job.threads[0], place, group)
+            asked_s = time.monotonic()
             instance = runtime.start(attempt, (0, 1), Weight.BACKGROUND)
             stack.callback(os.close, instance.ended)
             stack.callback(runtime.remove, instance)
+            time.sleep(rest * (time.monotonic() - asked_s))
             client.probe.poll()  # its pipe holds four seconds
         ended_s = time.monotonic()
         while client.probe.known_until_s < ended_s:
@@ -94,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """
-    Measure all three in turn.
+    Measure all of them in turn.
 
     :param argv: command line, the process's own if none is given
     """
@@ -109,10 +116,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         hierarchy = find_hierarchy()
         path = hierarchy.group_of(engine.process.pid)
         pids = members(hierarchy, path)
-        weights = (None, daemon.WEIGHT[hierarchy.version], LEAST_WEIGHT[hierarchy.version])
+        own, least = daemon.WEIGHT[hierarchy.version], LEAST_WEIGHT[hierarchy.version]
+        ways = [(None, 0.0), (own, 0.0), (own, REST), (least, 0.0)]
         runtime = DockerRuntime(hierarchy, f"starts-{os.getpid()}", engine.url)
         for number in range(arguments.turns):
-            for weight in weights[:: -1 if number % 2 else 1]:
+            for weight, rest in ways[:: -1 if number % 2 else 1]:
                 group = JobGroup(hierarchy, path if weight else path.parent, weight or 0)
                 if weight:
                     group.set_weight(Weight.NORMAL)
@@ -121,8 +129,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 with memcached.running(threads=2) as server:
                     pin(server.pid, (0,))
                     load_records(server.host, server.port)
-                    said = turn(server, runtime, jobs, arguments.qps)
+                    said = turn(server, runtime, jobs, arguments.qps, rest)
                 where = f"in a group of weight {weight}" if weight else "outside of any group"
+                where += ", with rests" if rest else ""
                 print(f"Docker {where}: {said}", flush=True)
 
 

@@ -25,6 +25,10 @@ from env.scenario import Scenario
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
 
+REST, LONGEST_REST_S = 2.0, 2.0
+"""How long nothing else is started or removed afterwards, in times of what it took, and at most:
+what the kernel does for a container yields to no weight (docs/decisions.md)."""
+
 
 class Actuator:
     """
@@ -61,6 +65,9 @@ class Actuator:
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
+        self._queue: list[JobRun] = []
+        self._handled: JobRun | None = None
+        self._handled_at_s = self._rested_at_s = 0.0
 
     @property
     def changes(self) -> int:
@@ -140,6 +147,7 @@ class Actuator:
         for run in self.jobs.values():
             run.advance(now_s)
             run.write()
+        self._take_turns(now_s)
         if self._company.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._company.save()
@@ -176,6 +184,21 @@ class Actuator:
     def close(self) -> None:
         """Let the worker finish what it is at, and nothing more."""
         self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _take_turns(self, now_s: float) -> None:
+        """Start or remove one at a time, starts first and in the order they were wished for."""
+        if self._handled is not None:
+            if self._handled.handled:
+                return
+            took_s = now_s - self._handled_at_s
+            self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
+            self._handled = None
+        waiting = [run for run in self.jobs.values() if run.waits(now_s)]
+        known = [run for run in self._queue if run in waiting]
+        self._queue = known + [run for run in waiting if run not in known]
+        if self._queue and now_s >= self._rested_at_s:
+            self._handled, self._handled_at_s = min(self._queue, key=lambda run: run.leaves), now_s
+            self._handled.handle(now_s)
 
     def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
         found = {}

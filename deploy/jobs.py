@@ -147,6 +147,27 @@ class JobRun:
                 self._cpu_s = self.instance.placement.cpu_s() - self._cpu_before_s
         return self._cpu_s
 
+    @property
+    def handled(self) -> bool:
+        """Whether the runtime is making or removing something for it."""
+        return self._call is not None and self._call.what in ("starting", "removing")
+
+    def waits(self, now_s: float) -> bool:
+        """
+        Whether the runtime has something to make or to remove for it, once it is its turn.
+
+        :param now_s: since the run started
+        """
+        if self._call is not None or now_s < self._retry_at_s:
+            return False
+        idle = self.instance is None and self.record.exit_code is None
+        return self.leaves or (idle and self.wanted.state == JobState.RUNNING)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether what waits is the removal of an attempt that has ended."""
+        return self._remains is not None
+
     def ended_file(self) -> int:
         """A file descriptor that becomes readable when the attempt ends, or -1."""
         return self.instance.ended if self.instance is not None and not self._ended else -1
@@ -198,6 +219,8 @@ class JobRun:
         """
         Pick up what the worker has done, and hand it what is to be done next.
 
+        Making and removing wait for `handle`.
+
         :param now_s: since the run started
         """
         call = self._call
@@ -211,6 +234,17 @@ class JobRun:
             self._finish(call, now_s)
         if now_s >= self._retry_at_s and self._call is None:
             self._begin(now_s)
+
+    def handle(self, now_s: float) -> None:
+        """
+        Have an attempt made, or what is left of one removed; for a job that `waits`.
+
+        :param now_s: since the run started
+        """
+        if self._remains is not None:
+            self._submit("removing", self._company.runtime.remove, now_s, self._remains)
+        else:
+            self._begin_attempt(now_s)
 
     def adopt(self, instance: Instance, paused: bool, now_s: float) -> None:
         """
@@ -254,14 +288,9 @@ class JobRun:
 
     def _begin(self, now_s: float) -> None:
         runtime, instance = self._company.runtime, self.instance
-        if self._remains is not None:
-            self._submit("removing", runtime.remove, now_s, self._remains)
-        elif self.record.exit_code is not None:
+        if instance is None:
             return
-        elif instance is None:
-            if self.wanted.state == JobState.RUNNING:
-                self._begin_attempt(now_s)
-        elif self._ended:
+        if self._ended:
             self._submit("ending", runtime.outcome, now_s, instance)
         elif self._doubted:
             self._submit("looking", runtime.paused, now_s, instance)

@@ -11,7 +11,7 @@ import pytest
 
 from agents.policy import Controller
 from deploy import service
-from deploy.actuator import Actuator
+from deploy.actuator import LONGEST_REST_S, REST, Actuator
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
 from deploy.loop import GuardedPolicy
@@ -329,6 +329,32 @@ def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
         run.wanted = jobs[name]
     settle(actuator, *actuator.jobs)
     assert actuator.in_force() == wanted
+
+
+@needs_groups
+def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuator):
+    jobs = {}
+    for name in ("radix", "dedup"):  # not the scenario's order
+        jobs[name] = JobAllocation(JobState.RUNNING, (1,), threads=1)
+        actuator.apply(Allocation((0,), dict(jobs)))
+        actuator.poll(now_s(actuator))
+    begun_s, ended_s = {}, {}
+    while len(ended_s) < len(jobs):
+        at_s = now_s(actuator)
+        handled = [name for name in jobs if actuator.jobs[name].handled]
+        assert len(handled) <= 1
+        for name in handled:
+            begun_s.setdefault(name, at_s)
+        for name in begun_s:
+            if name not in handled:
+                ended_s.setdefault(name, at_s)
+        assert at_s < 20.0 * PATIENCE
+        time.sleep(0.001)
+        actuator.poll(now_s(actuator))
+    assert list(begun_s) == ["radix", "dedup"]
+    took_s = ended_s["radix"] - begun_s["radix"]
+    # What is seen from here of a start is up to two of our turns shorter than it was.
+    assert begun_s["dedup"] - ended_s["radix"] > min(REST * took_s, LONGEST_REST_S) - 0.01
 
 
 @needs_groups
