@@ -77,10 +77,15 @@ def test_the_same_seed_finds_the_same(problem, starts):
     assert best_schedules(problem, starts[:1], 60) == best_schedules(problem, starts[:1], 60)
 
 
-def test_evaluate_adds_the_bound(monkeypatch, capsys):
-    monkeypatch.setattr("training.bound.best_schedules", lambda factory, starts: [math.inf, 600.0])
+@pytest.mark.parametrize(("options", "schedules"), [([], 1000), (["7"], 7)])
+def test_evaluate_adds_the_bound(monkeypatch, capsys, options, schedules):
+    def found(factory, starts, evaluations):
+        assert evaluations == schedules
+        return [math.inf, 600.0]
+
+    monkeypatch.setattr("training.bound.best_schedules", found)
     arguments = evaluate.parser().parse_args(
-        ["--policy", "shared-background", "--episodes", "2", "--bound"]
+        ["--policy", "shared-background", "--episodes", "2", "--bound", *options]
     )
     content = evaluate.evaluate(arguments)
     mean = content["policies"][0]["makespan_s"]["mean"]

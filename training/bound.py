@@ -33,7 +33,7 @@ from env.simulator.jobs import (
 from env.simulator.machine import EpisodeFactory
 from env.simulator.service import service_state
 from training.episodes import Start
-from training.schedule_search import best_schedules
+from training.schedule_search import EVALUATIONS, best_schedules
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -208,7 +208,10 @@ def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float
 
 
 def bound_report(
-    factory: EpisodeFactory, starts: Sequence[Start], searched: int | None = None
+    factory: EpisodeFactory,
+    starts: Sequence[Start],
+    searched: int | None = None,
+    evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:
     """
     How far the best possible is, on average; see `docs/bound.md`.
@@ -216,13 +219,15 @@ def bound_report(
     :param factory: what the episodes look like
     :param starts: which episodes
     :param searched: so many of them, the first, get the search, which takes seconds each
+    :param evaluations: schedules tried on each; see `training.schedule_search.best_schedules`
     :raises InputError: if the machine is too large for the bound, or its physics differs by episode
     """
     variation = factory.variation
     if variation.physics or variation.error or variation.vm_speed:
         raise InputError("the bound is for one physics; leave the profile as it is")
     tried = starts[:searched]
-    found = [seconds for seconds in best_schedules(factory, tried) if math.isfinite(seconds)]
+    searches = best_schedules(factory, tried, evaluations)
+    found = [seconds for seconds in searches if math.isfinite(seconds)]
     return {
         "lower_s": {"mean": float(np.mean(lower_bounds(factory, starts)))},
         "search_s": {

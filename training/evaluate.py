@@ -28,6 +28,7 @@ from training.commandline import read_profile
 from training.episodes import Run, Start, repeats_of, run_episode, starts_from
 from training.recording import Recorder
 from training.report import profile_report, report, require_writable, show, write_json
+from training.schedule_search import EVALUATIONS
 
 __all__ = ["Start", "run_episode"]
 
@@ -86,7 +87,10 @@ def parser() -> OneLineParser:
             metavar=("LOW", "HIGH"),
             help=f"draw the load's {what} from this range of factors on the scenario's",
         )
-    add("--bound", action="store_true", help="show how far the best possible is (takes a while)")
+    searched = (
+        "show how far the best possible is, schedules tried on each trace: %(const)s if not said"
+    )
+    add("--bound", nargs="?", type=whole_number(1), const=EVALUATIONS, metavar="N", help=searched)
     line.set_defaults(episodes=None)
     return line
 
@@ -145,7 +149,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.bound:
         from training.bound import bound_report  # scipy takes its time
 
-        content["bound"] = bound_report(factory, starts)
+        content["bound"] = bound_report(factory, starts, evaluations=arguments.bound)
     return content
 
 

@@ -24,6 +24,9 @@ from training.episodes import Start
 
 IntArray = npt.NDArray[np.int64]
 
+EVALUATIONS = 1000
+"""Schedules tried on each trace, if nobody says how many."""
+
 VIOLATION_COST_S = 50.0
 """What an interval over the SLO costs while the search goes on; its result has none."""
 
@@ -242,7 +245,7 @@ def general_schedule(
 
 
 def best_schedules(
-    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int = 1000
+    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int = EVALUATIONS
 ) -> list[float]:
     """
     The makespan of the best schedule found for each trace, none of its intervals over the SLO.
