@@ -177,7 +177,7 @@ def test_what_a_killed_loop_had_paused_runs_again_and_is_resumed(
     client.close()
     again = deploy(*options, "--resume")
     assert again.finish() == 0, again.lines
-    assert again.count(" start ") == 0, again.lines
+    assert again.count("dedup start ") == 0, again.lines
     assert_each_ended_once(again)
     assert_as_found(server, run)
 
