@@ -1,5 +1,5 @@
 """
-What starting containers costs memcached, by the control group of the Docker daemon.
+What starting containers costs memcached, by Docker's control group and by rests between starts.
 
     sudo .venv/bin/python -m benchmarks.starts
 

@@ -3,9 +3,9 @@ The actuator: makes the machine hold an allocation, and knows what it holds.
 
 memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
 starting, pausing and resuming go to a worker thread (`deploy.jobs`), so that Docker never holds
-memcached up. When sets move, memcached first gets what is new to it, then the jobs leave, then
-memcached leaves, then the jobs come: nobody is ever without a vCPU, and nobody who competes with
-memcached is on its vCPUs.
+memcached up; starts and removals take turns, with rests between them. When sets move, memcached
+first gets what is new to it, then the jobs leave, then memcached leaves, then the jobs come: nobody
+is ever without a vCPU, and nobody who competes with memcached is on its vCPUs.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class Actuator:
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
-        self._queue: list[JobRun] = []
+        self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
         self._handled: JobRun | None = None
         self._handled_at_s = self._rested_at_s = 0.0
 

@@ -27,7 +27,6 @@ STOP_LIMIT_S = 20.0
 SOCKET_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux [bytes]."""
 
-
 WEIGHT = {1: 102, 2: 10}
 """A tenth of what a group weighs that nobody touched (`deploy.cgroups.DEFAULT_WEIGHT`)."""
 
