@@ -70,7 +70,10 @@ $(UV_STAMP):
 	$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	touch $@
 
+# Everything is compiled to bytecode here, once: who runs it later may not be able to keep it (a
+# service without write access, PYTHONDONTWRITEBYTECODE) and would compile it at every start.
 $(STAMP): requirements.lock pyproject.toml $(UV_STAMP)
-	$(UV) pip sync --quiet --python $(PY) --require-hashes requirements.lock
+	$(UV) pip sync --quiet --python $(PY) --require-hashes --compile-bytecode requirements.lock
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	$(PY) -m compileall -q $(PACKAGES) $(SCRIPTS)
 	touch $@
