@@ -301,7 +301,7 @@ def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) ->
             )
         sensor.ask(now_s)
         time.sleep(0.001)
-        sensor.poll(now_s)
+        sensor.receive(now_s)
     return sensor.who
 
 

@@ -24,8 +24,8 @@ from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulat
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
-ASK_AHEAD_S = 0.002
-"""How long before a poll memcached is asked for its counters."""
+ANSWER_S = 0.002
+"""How long a poll waits for memcached's counters; later ones are read in the next poll."""
 
 CONFIRM_S = 0.006
 """Window over which a move of the load is confirmed."""
@@ -303,7 +303,7 @@ class LiveMachine:
         confirming = False
         while True:
             due_s = self._due_s(CONFIRM_S if confirming else period_s)
-            self._await_poll(due_s)
+            self._sleep(due_s)
             self.poll()
             if due_s >= until_s - 1e-4 or (wake and self._standing() != standing):
                 return
@@ -321,9 +321,9 @@ class LiveMachine:
             )
             self.actuator.forget_written()
         self._polled_s = now_s
+        self.sensor.ask(now_s)  # memcached answers while all else is done
         if self._guardian is not None:
             self._guardian.beat(now_s)
-        self.sensor.poll(now_s)
         if self._probe is not None:
             self._probe.poll()
         if self.sensor.who is not None:
@@ -331,6 +331,7 @@ class LiveMachine:
             if self._cpi is not None:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
         self.actuator.poll(now_s)
+        self.sensor.receive(now_s, ANSWER_S)
         states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
             if states[index] != PENDING and run.state == JobState.PENDING:
@@ -357,12 +358,6 @@ class LiveMachine:
         """Which jobs wait for a decision: not started, or done."""
         resting = (JobState.PENDING, JobState.DONE)
         return [run.state in resting for run in self.actuator.jobs.values()]
-
-    def _await_poll(self, due_s: float) -> None:
-        """Sleep, ask memcached for its counters, sleep a little more."""
-        self._sleep(due_s - ASK_AHEAD_S)
-        self.sensor.ask(self.now_s)
-        self._sleep(due_s)
 
     def _sleep(self, until_s: float) -> None:
         while (left_s := until_s - self.now_s) > 0.0:

@@ -11,6 +11,7 @@ last good one stays and grows old.
 import contextlib
 import math
 import os
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -160,23 +161,29 @@ class StatsConnection:
         elif now_s - self._asked_s > SILENCE_S:
             self.close()
 
-    def receive(self) -> Requests | None:
-        """The answer, if all of it has come and it makes sense."""
+    def receive(self, patience_s: float = 0.0) -> Requests | None:
+        """
+        The answer, if all of it has come and it makes sense.
+
+        :param patience_s: how long to wait for its first part
+        """
         if self._socket is None or self._asked_s is None:
             return None
+        if patience_s > 0.0:
+            select.select([self._socket], [], [], patience_s)
         try:
-            while part := self._socket.recv(LONGEST_ANSWER):
+            while not self._answer.endswith(b"END\r\n"):
+                part = self._socket.recv(LONGEST_ANSWER)
                 self._answer += part
-            self.close()  # the other side has hung up
+                if not part or len(self._answer) > LONGEST_ANSWER:  # hung up, or no memcached
+                    self.close()
+                    return None
         except BlockingIOError:
-            pass
+            return None
         except OSError:
             self.close()
-        if len(self._answer) > LONGEST_ANSWER:
-            self.close()
-        if not self._answer.endswith(b"END\r\n"):
             return None
-        reading = self._parse(self._answer, self._asked_s or 0.0)
+        reading = self._parse(self._answer, self._asked_s)
         self._answer, self._asked_s = b"", None
         if reading is None:
             self.close()
@@ -267,7 +274,7 @@ class ServiceSensor:
     memcached as the loop sees it: found by its address, followed when it restarts.
 
     Counters go on where they stood when a new process takes over. Times are on whatever clock
-    `ask` and `poll` are given.
+    `ask` and `receive` are given.
 
     :param host: where it listens
     :param port: where it listens
@@ -286,17 +293,22 @@ class ServiceSensor:
         self._requests_offset = 0
 
     def ask(self, now_s: float) -> None:
-        """Ask for the counters that the next poll wants."""
-        self.stats.ask(now_s)
-
-    def poll(self, now_s: float) -> None:
         """
-        Read what is there.
+        Read the CPU time, and ask for the counters.
 
         :param now_s: the time now
         """
+        self.stats.ask(now_s)
         self._read_cpu(now_s)
-        reading = self.stats.receive()
+
+    def receive(self, now_s: float, patience_s: float = 0.0) -> None:
+        """
+        Take in the counters that were asked for, if they are there.
+
+        :param now_s: the time now
+        :param patience_s: how long to wait for them
+        """
+        reading = self.stats.receive(patience_s)
         if reading is not None:
             self._follow(self.stats.pid, now_s)
             self._count(reading)
