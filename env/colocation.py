@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 
 from env.action import EditTable, edit_table
 from env.errors import InputError
@@ -50,7 +51,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         float32[n_features + n_edits]: load, memcached's CPU use, load history and timing, who
         holds which vCPU, each job's state, progress, threads, weight and vCPUs, all in fixed
         scales (`env.observation` lists them with their units); then the action mask, 1 where an
-        edit is legal now. For `cca-2025`: 92 + 87.
+        edit is legal now. For `cca-2025`: 96 + 87.
 
     ACTIONS:
         Discrete(n_edits): keep the allocation, or edit one thing in it: memcached's vCPUs, or
@@ -79,7 +80,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     def __init__(
         self,
         scenario: str | Scenario = "cca-2025",
-        gamma: float = 0.999,
+        gamma: float = 1.0,
         backend: Backend | None = None,
     ):
         self.scenario = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
@@ -87,6 +88,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         self.backend = backend or _simulated(self.scenario)
         self.table: EditTable = edit_table(self.scenario)
         self._size = feature_count(self.scenario) + len(self.table)
+        self._begun = False
         self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
         self.action_space = spaces.Discrete(len(self.table))
 
@@ -109,6 +111,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
             entropy = int(self.np_random.integers(2**31))
             (trace_seed,) = trace_seeds(entropy, 1, "training")
         self.backend.begin(trace_seed, self.np_random)
+        self._begun = True
         return self._look(), {"trace_seed": trace_seed} if self.backend.makes_load else {}
 
     def step(
@@ -118,7 +121,10 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         Take one decision; see the class for what it does.
 
         :raises ValueError: if the action is not in the action space
+        :raises ResetNeeded: before the first `reset`
         """
+        if not self._begun:
+            raise ResetNeeded("call reset before the first step")
         if not 0 <= int(action) < len(self.table):
             raise ValueError(f"action {action} is not one of 0 to {len(self.table) - 1}")
         ended, terms = self.backend.step(int(action), self.gamma)

@@ -95,6 +95,11 @@ def test_the_mask_is_the_end_of_the_observation() -> None:
         observation = env.step(edit)[0]
 
 
+def test_a_step_before_the_first_reset_is_refused() -> None:
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        make().step(0)
+
+
 @pytest.mark.parametrize("beyond", [True, False])
 def test_an_action_outside_the_space_is_refused(beyond: bool) -> None:
     """Compiled code would read past the table."""

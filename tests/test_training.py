@@ -1,5 +1,6 @@
 """A short real training run: it learns, writes what it promises, resumes and survives Ctrl-C."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from stable_baselines3.common.logger import Logger
 
 from agents.checkpoint import read_checkpoint
 from env.errors import InputError
-from env.reward import VIOLATION_WEIGHT
+from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
+from env.simulator.vector_env import ColocationVecEnv
 from training.adam import Adam
-from training.ppo import train
+from training.callbacks import EpisodeLog
+from training.ppo import new_model, resumed_model, train
 from training.recipe import load_recipe
 from training.selection import ACCEPTED_VARIED_RATIO, score
 
@@ -57,11 +61,46 @@ def test_tensorboard_shows_episodes_jobs_actions_rewards_and_the_gantt_picture(r
     assert "allocation/gantt" in images
 
 
+def test_every_rollout_logs_its_episodes_their_jobs_and_reward_terms():
+    scenario = load_scenario("cca-2025")
+    environments = ColocationVecEnv(scenario, 8, 1.0)
+    begin = environments.factory.begin
+
+    def begin_smaller(hosts, targets, index, trace_seed, rng):
+        begin(hosts, targets, index, trace_seed, rng)
+        hosts["work_left_s"][index] *= 0.02
+
+    environments.factory.begin = begin_smaller
+    model = new_model(SMALL.model_copy(update={"n_envs": 8, "n_steps": 256}), environments, 0)
+    logger = Logger(None, [])
+    model.set_logger(logger)
+    written = {}
+    logger.dump = lambda step: written.update(logger.name_to_value)
+    model.learn(8 * 256, callback=EpisodeLog(), log_interval=1)
+    terms = [f"reward/{term}" for term in TERMS]
+    jobs = [f"jobs/{name}_s" for name in scenario.job_names]
+    for wanted in ("episode/makespan_s", "episode/violation_ratio", *jobs, *terms):
+        assert math.isfinite(written[wanted])
+    assert sum(written[term] for term in terms) < 0.0 < written["episode/makespan_s"] < 200.0
+
+
 def test_resume_goes_on_from_the_step_it_left(run, tmp_path):
     again = SMALL.model_copy(update={"steps": 8_000})
     train(load_scenario("cca-2025"), again, 3, tmp_path, resume=run[0] / "last.zip")
     before = read_checkpoint(run[0] / "last.zip").metadata["steps"]
     assert read_checkpoint(tmp_path / "last.zip").metadata["steps"] >= before + 8_000
+
+
+def test_a_resumed_model_learns_as_the_recipe_says_from_episodes_it_has_not_seen(run):
+    scenario, checkpoint = load_scenario("cca-2025"), read_checkpoint(run[0] / "last.zip")
+    recipe = SMALL.model_copy(update={"batch_size": 512, "clip_range": 0.1, "learning_rate": 1e-4})
+    first = ColocationVecEnv(scenario, SMALL.n_envs, SMALL.gamma, seed=3).reset()
+    environments = ColocationVecEnv(scenario, SMALL.n_envs, SMALL.gamma, seed=3)
+    model = resumed_model(checkpoint, recipe, environments, 3)
+    assert model.batch_size == 512
+    assert model.clip_range(1.0) == 0.1
+    assert model.lr_schedule(1.0) == 1e-4
+    assert (environments.reset() != first).any()
 
 
 def test_resume_refuses_what_is_not_a_checkpoint(tmp_path):
@@ -110,7 +149,9 @@ def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
 
 FIRST_UPDATE = """
 import sys
+from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
+from env.simulator.vector_env import ColocationVecEnv
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo import new_model
 from training.recipe import load_recipe

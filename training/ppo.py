@@ -1,6 +1,7 @@
 """One training run of PPO in the simulator, from recipe to best checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from stable_baselines3 import PPO
@@ -9,7 +10,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnv
 
-from agents.checkpoint import read_checkpoint
+from agents.checkpoint import Checkpoint, read_checkpoint
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
@@ -19,6 +20,11 @@ from training.masked_policy import MaskedActorCriticPolicy
 from training.recipe import Recipe
 from training.rollout_buffer import LeanRolloutBuffer
 from training.selection import Score
+
+HYPERPARAMETERS = (
+    "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
+)  # fmt: skip
+"""What PPO takes from the recipe as it stands there."""
 
 
 def new_model(
@@ -40,20 +46,42 @@ def new_model(
     return algorithm(
         policy,
         environments,
-        learning_rate=LinearSchedule(recipe),
-        n_steps=recipe.n_steps,
-        batch_size=recipe.batch_size,
-        n_epochs=recipe.n_epochs,
-        gamma=recipe.gamma,
-        gae_lambda=recipe.gae_lambda,
-        clip_range=recipe.clip_range,
-        ent_coef=recipe.ent_coef,
-        vf_coef=recipe.vf_coef,
         rollout_buffer_class=LeanRolloutBuffer,
         policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
         device="cpu",
         seed=seed,
+        **_hyperparameters(recipe),
     )
+
+
+def resumed_model(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    environments: VecEnv,
+    seed: int,
+    algorithm: type[PPO] = PPO,
+) -> PPO:
+    """
+    A checkpoint's model, to go on with.
+
+    It learns as the recipe says, not as it has learned so far, and its first episodes are new ones.
+
+    :param checkpoint: what to go on from
+    :param recipe: hyperparameters
+    :param environments: what it learns on
+    :param seed: of action sampling and, with the decisions so far, of the environments
+    :param algorithm: stock PPO, or a faster class with the same interface
+    """
+    model = algorithm.load(
+        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe)
+    )
+    environments.seed(seed + model.num_timesteps)
+    return model
+
+
+def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    same = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
+    return {"learning_rate": LinearSchedule(recipe), **same}
 
 
 def variation_of(recipe: Recipe) -> Variation:
@@ -121,7 +149,7 @@ def train(
     else:
         checkpoint = read_checkpoint(resume)
         checkpoint.require_scenario(scenario)
-        model = algorithm.load(checkpoint.path, env=environments, device="cpu")
+        model = resumed_model(checkpoint, recipe, environments, seed, algorithm)
     plain = EpisodeFactory(scenario)
     varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
     if recipe.imitation and resume is None:

@@ -22,22 +22,16 @@ from env.scenario import Scenario, load_scenario
 from env.simulator.profile import load_profile
 from training.callbacks import EpisodeLog
 from training.checkpoint import describe, save_checkpoint
-from training.ppo import LinearSchedule, new_model
+from training.ppo import new_model, resumed_model
 from training.recipe import Recipe
 
 RECENT = 20
 """How many episodes a checkpoint's figures are the means of."""
 
 
-HYPERPARAMETERS = (
-    "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
-)  # fmt: skip
-"""What a checkpoint that is resumed takes from the recipe, beside the step size."""
-
-
 def live_environment(
     scenario: str | Scenario = "cca-2025",
-    gamma: float = 0.999,
+    gamma: float = 1.0,
     memcached: str = "127.0.0.1:11211",
     runtime: str = "docker",
     docker: str | None = None,
@@ -111,9 +105,7 @@ def train_live(
     if checkpoint is None:
         model = new_model(recipe, environments, seed)
     else:
-        own = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
-        own["learning_rate"] = LinearSchedule(recipe)
-        model = PPO.load(checkpoint.path, environments, "cpu", seed=seed, **own)
+        model = resumed_model(checkpoint, recipe, environments, seed)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     record = LiveRecord(scenario, recipe, folder)
     warm_up(model)
