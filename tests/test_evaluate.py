@@ -88,7 +88,7 @@ def test_other_random_numbers_make_another_run(machine):
 @pytest.mark.parametrize("name", ["hysteresis-pause", "threshold-groups"])
 def test_recording_changes_nothing(machine, name):
     policy, start = agents.make(name), Start(SEED, 1)
-    recorder = Recorder(machine.scenario, SEED)
+    recorder = Recorder(machine.scenario)
     assert run_episode(machine, policy, start, recorder=recorder) == run_episode(
         machine, policy, start
     )
@@ -96,7 +96,7 @@ def test_recording_changes_nothing(machine, name):
 
 def test_recording_tells_the_run(machine):
     policy = agents.make("hysteresis-pause")
-    recorder = Recorder(machine.scenario, SEED)
+    recorder = Recorder(machine.scenario)
     run = run_episode(machine, policy, Start(SEED, 1), recorder=recorder)
     recording = recorder.recording
     assert len(recording.intervals) == math.ceil(recording.end_s / 10.0)
@@ -116,7 +116,7 @@ def test_recording_keeps_up_with_a_slow_policy(factory, tmp_path):
     scenario = factory.scenario.with_changes(load={"interval_s": 2.0})
     slow = tmp_path / "slow.yaml"
     slow.write_text("rule: static\nperiod_s: 18.5\n")
-    recorder = Recorder(scenario, SEED)
+    recorder = Recorder(scenario)
     machine = SimulatedMachine(EpisodeFactory(scenario))
     run_episode(machine, agents.make(slow), Start(SEED, 1), recorder=recorder)
     rows = recorder.recording.intervals
@@ -126,8 +126,21 @@ def test_recording_keeps_up_with_a_slow_policy(factory, tmp_path):
     assert rows[-1].end_s >= recorder.recording.end_s
 
 
+def test_recording_shows_the_load_that_was_drawn(factory):
+    varied = EpisodeFactory(
+        factory.scenario, variation=Variation(physics=1.0, most_load=(0.4, 0.5))
+    )
+    machine, recorder = SimulatedMachine(varied), Recorder(factory.scenario)
+    run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
+    rows, load = recorder.recording.intervals, factory.scenario.load
+    assert 0.3 * load.qps_max < max(row.qps for row in rows) <= 0.5 * load.qps_max
+    late_s = rows[0].start_s
+    assert late_s > 0.0
+    assert rows[-1].end_s == pytest.approx(late_s + len(rows) * load.interval_s)
+
+
 def test_a_recorded_run_becomes_a_picture(machine, tmp_path):
-    recorder = Recorder(machine.scenario, SEED)
+    recorder = Recorder(machine.scenario)
     run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
     path = tmp_path / "run.png"
     plot_run(recorder.recording, machine.scenario, "a run", path)

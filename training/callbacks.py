@@ -140,7 +140,7 @@ class Evaluation(BaseCallback):
 
         scenario = self.factory.scenario
         (seed,) = trace_seeds(SELECTION_ENTROPY, 1, "selection")
-        recorder = Recorder(scenario, seed)
+        recorder = Recorder(scenario)
         run_episode(
             SimulatedMachine(self.factory),
             PPOPolicy.from_checkpoint(self.folder / "last.zip"),

@@ -137,7 +137,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
             disable=not console.is_terminal,
         )
         for index, start in enumerate(steps):
-            recorder = Recorder(scenario, start.trace_seed) if index == 0 else None
+            recorder = Recorder(scenario) if index == 0 else None
             if arguments.plots is None:
                 recorder = None
             run = run_episode(machine, policy, start, regulated, recorder, not arguments.no_probe)

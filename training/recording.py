@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from env.allocation import JobState, cores_of
 from env.scenario import Scenario
-from env.simulator.load import interval_count, load_targets
 from env.simulator.machine import SimulatedMachine
 
 
@@ -54,15 +53,11 @@ class Recorder:
     a wait is only cut where more than one interval ends within it.
 
     :param scenario: the problem
-    :param trace_seed: mcperf's seed
     """
 
-    def __init__(self, scenario: Scenario, trace_seed: int):
+    def __init__(self, scenario: Scenario):
         self.scenario = scenario
         self.recording = Recording()
-        load = scenario.load
-        count = interval_count(load.duration_s, load.interval_s)
-        self._targets = load_targets(load, trace_seed, count).tolist()
         # (time it takes effect, state, vCPUs) of each job, in order of time.
         self._landings: dict[str, list[tuple[float, JobState, tuple[int, ...]]]] = {
             name: [] for name in scenario.job_names
@@ -77,22 +72,23 @@ class Recorder:
         :param wakes: whether events end the wait
         """
         self._note_sent(machine)
-        decided, interval_s = machine.host.now_s, self.scenario.load.interval_s
+        host = machine.host
+        decided = host.now_s
         while not machine.over:
-            stop_s = min(until_s, machine.host.interval_ends_s + 0.5 * interval_s)
-            interval = int(machine.host.interval)
+            interval, ends_s, qps = host.interval, host.interval_ends_s, host.load_qps
+            stop_s = min(until_s, ends_s + 0.5 * host.interval_s)
             machine.advance(stop_s, wakes)
-            if machine.host.interval > interval:
-                self._note_interval(machine, interval)
-            if stop_s == until_s or machine.host.now_s < stop_s - 1e-9:
+            if host.interval > interval:
+                self._note_interval(machine, ends_s, qps)
+            if stop_s == until_s or host.now_s < stop_s - 1e-9:
                 break
-        assert machine.over or machine.host.now_s > decided
+        assert machine.over or host.now_s > decided
 
     def finish(self, machine: SimulatedMachine) -> None:
         """Write down how the run ended."""
         host, recording = machine.host, self.recording
         if machine.completed:
-            self._note_interval(machine, int(host.interval))
+            self._note_interval(machine, host.interval_ends_s, host.load_qps)
         recording.end_s = float(host.now_s)
         for index, name in enumerate(self.scenario.job_names):
             end_s = min(float(host.end_s[index]), recording.end_s)
@@ -104,12 +100,10 @@ class Recorder:
                 if until_s > start_s
             ]
 
-    def _note_interval(self, machine: SimulatedMachine, interval: int) -> None:
-        length = self.scenario.load.interval_s
-        qps = float(self._targets[min(interval, len(self._targets) - 1)])
-        p95_us = float(machine.host.interval_p95_us)
+    def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
+        begins_s = ends_s - machine.host.interval_s
         self.recording.intervals.append(
-            Interval(interval * length, (interval + 1) * length, qps, p95_us)
+            Interval(begins_s, ends_s, qps, machine.host.interval_p95_us)
         )
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
