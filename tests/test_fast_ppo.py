@@ -29,6 +29,20 @@ class CountCalls(BaseCallback):
         return True
 
 
+class CutOff(BaseCallback):
+    """Notes how many episodes each step has cut off."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut = cut
+
+    def _on_step(self):
+        self.cut.append(
+            sum(info.get("TimeLimit.truncated", False) for info in self.locals["infos"])
+        )
+        return True
+
+
 @cache
 def environments():
     return ColocationVecEnv(load_scenario("cca-2025"), N_ENVS, 1.0, seed=3)
@@ -154,6 +168,33 @@ def test_rollout_is_the_policys(learned):
     np.testing.assert_allclose(
         stock.rollout_buffer.advantages, buffer.advantages, rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_rollout_with_episodes_cut_off_is_stock_ppos():
+    """The same actions, rewards with what is expected after the cut, and starts of episodes."""
+    scenario = load_scenario("cca-2025").with_changes(load={"duration_s": 3.0, "interval_s": 1.0})
+    buffers, cut = [], []
+    for algorithm in (PPO, FastPPO):
+        environments = ColocationVecEnv(scenario, N_ENVS, 0.9, seed=3, staggered=False)
+        policy = {"net_arch": [32, 32], "activation_fn": torch.nn.ReLU}
+        model = algorithm(
+            MaskedActorCriticPolicy, environments, gamma=0.9, n_steps=N_STEPS, batch_size=96,
+            policy_kwargs=policy, device="cpu", seed=1,
+        )  # fmt: skip
+        with torch.no_grad():
+            model.policy.value_net.bias += 5.0  # what is expected after a cut shows
+        _, callback = model._setup_learn(1, CutOff(cut))
+        assert model.collect_rollouts(model.env, callback, model.rollout_buffer, N_STEPS)
+        buffers.append(model.rollout_buffer)
+    stock, fast = buffers
+    assert sum(cut) >= 2 * N_ENVS
+    np.testing.assert_array_equal(fast.actions, stock.actions)
+    np.testing.assert_array_equal(fast.episode_starts, stock.episode_starts)
+    assert stock.rewards.max() > 3.0
+    for name in ("rewards", "advantages", "returns"):
+        np.testing.assert_allclose(
+            getattr(fast, name), getattr(stock, name), rtol=1e-4, atol=1e-4, err_msg=name
+        )
 
 
 def test_learning_runs_and_calls_back_each_step(learned):

@@ -7,20 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.logger import Logger
 
 from agents.checkpoint import read_checkpoint
+from agents.ppo import MaskedNetwork
 from env.errors import InputError
 from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.vector_env import ColocationVecEnv
 from training.adam import Adam
 from training.callbacks import EpisodeLog
 from training.ppo import new_model, resumed_model, train
 from training.recipe import load_recipe
-from training.selection import ACCEPTED_VARIED_RATIO, score
+from training.selection import ACCEPTED_VARIED_RATIO, SELECTION_ENTROPY, run_selection, score
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = load_recipe("default").model_copy(
@@ -109,6 +113,22 @@ def test_resume_refuses_what_is_not_a_checkpoint(tmp_path):
         train(load_scenario("cca-2025"), SMALL, 0, tmp_path, resume=tmp_path / "text.zip")
 
 
+def test_a_selection_trace_is_run_as_if_alone():
+    """Whoever else is in the batch, and as one machine does."""
+    factory = EpisodeFactory(load_scenario("cca-2025"))
+    actor = MaskedNetwork(read_checkpoint("best.zip").layers)
+    many = run_selection(actor, factory, 4)
+    assert run_selection(actor, factory, 2) == many[:2]
+    machine, row = SimulatedMachine(factory), np.zeros(factory.observation_size, np.float32)
+    (seed,) = trace_seeds(SELECTION_ENTROPY, 1, "selection")
+    machine.begin(seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
+    ended = 0
+    while not ended:
+        machine.look(row)
+        ended, _ = machine.step(int(actor.act(row)), 1.0)
+    assert machine.summary() == many[0]
+
+
 def scored(makespan_s, violation_ratio, varied_ratio=0.0):
     plain = {"makespan_s": makespan_s, "violation_ratio": violation_ratio, "completed": True}
     return score([plain], [plain | {"violation_ratio": varied_ratio}])
@@ -151,7 +171,11 @@ FIRST_UPDATE = """
 import sys
 from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.vector_env import ColocationVecEnv
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo import new_model
 from training.recipe import load_recipe
