@@ -74,13 +74,15 @@ def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.ND
         raise ValueError(f"count must be at least 1, not {count}")
     span = qps_max - qps_min + 1
     bucket = (MODULUS - 2) // span
-    accepted = np.empty(0, dtype=np.int64)
     powers = _powers(1 << (count - 1).bit_length())  # few lengths: every one is kept
-    while len(accepted) < count:
+    accepted: list[npt.NDArray[np.int64]] = []
+    missing = count
+    while missing > 0:
         states = x * powers % MODULUS  # stays below 2^62
         x = int(states[-1])
-        accepted = np.concatenate([accepted, states[states - 1 < bucket * span]])
-    return qps_min + (accepted[:count] - 1) // bucket
+        accepted.append(states[states <= bucket * span][:missing])
+        missing -= len(accepted[-1])
+    return qps_min + (np.concatenate(accepted) - 1) // bucket
 
 
 def load_targets(

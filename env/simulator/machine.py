@@ -43,6 +43,18 @@ READINGS = (
 """The scalars that telemetry shows, read at once."""
 
 
+COUNTS = (
+    "violations",
+    "intervals",
+    "interval_s",
+    "edits",
+    "actuations",
+    "overruled",
+    "illegal_edits",
+    "decisions",
+)
+"""The scalars that an episode's figures show as they are."""
+
 LOAD_LAG = [HOST_FIELDS.index(name) for name in ("load_lag_low_s", "load_lag_high_s")]
 
 NO_END_S = 1e9
@@ -414,7 +426,7 @@ class SimulatedMachine:
 
 def _moment(time_s: float) -> float | None:
     """A time, or None where it never came."""
-    return float(time_s) if math.isfinite(time_s) else None
+    return time_s if math.isfinite(time_s) else None
 
 
 def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
@@ -426,35 +438,31 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     :param host: the host row
     :param scenario: gives the jobs their names
     """
-    completed = bool((host["true_state"] == JobState.DONE).all())
-    started, ended = host["start_s"].min(), host["end_s"].max()
-    makespan = ended - started if completed else host["duration_s"]
+    figures: dict[str, Any] = {name: host[name].item() for name in COUNTS}
+    started, ended = host["start_s"].tolist(), host["end_s"].tolist()
+    completed = min(host["true_state"].tolist()) == JobState.DONE
+    per_job = zip(
+        scenario.jobs,
+        started,
+        ended,
+        *(host[name].tolist() for name in ("paused_s", "pauses", "threads", "work_left_s")),
+        strict=True,
+    )
     return {
-        "makespan_s": float(makespan),
+        "makespan_s": max(ended) - min(started) if completed else host["duration_s"].item(),
         "completed": completed,
-        "violation_ratio": float(host["violations"]) / max(1, int(host["intervals"])),
-        "violations": int(host["violations"]),
-        "intervals": int(host["intervals"]),
-        "interval_s": float(host["interval_s"]),
-        "edits": int(host["edits"]),
-        "actuations": int(host["actuations"]),
-        "overruled": int(host["overruled"]),
-        "illegal_edits": int(host["illegal_edits"]),
-        "decisions": int(host["decisions"]),
+        "violation_ratio": figures["violations"] / max(1, figures["intervals"]),
+        **figures,
         "reward_terms": dict(zip(TERMS, host["term_sums"].tolist(), strict=True)),
         "jobs": {
-            name: {
-                "start_s": _moment(host["start_s"][index]),
-                "end_s": _moment(host["end_s"][index]),
-                "paused_s": float(host["paused_s"][index]),
-                "pauses": int(host["pauses"][index]),
-                "threads": int(host["threads"][index]),
+            job.name: {
+                "start_s": _moment(start_s),
+                "end_s": _moment(end_s),
+                "paused_s": paused_s,
+                "pauses": pauses,
+                "threads": threads,
             }
-            | (
-                {"work_s": NO_END_S - float(host["work_left_s"][index])}
-                if scenario.jobs[index].endless
-                else {}
-            )
-            for index, name in enumerate(scenario.job_names)
+            | ({"work_s": NO_END_S - left_s} if job.endless else {})
+            for job, start_s, end_s, paused_s, pauses, threads, left_s in per_job
         },
     }
