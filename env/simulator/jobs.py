@@ -101,13 +101,11 @@ def _service_share(core, wanted, room, width, used, busy, client):
 
 
 @inlined
-def _parallel_cores(job, threads, cores, job_params):
+def _parallel_cores(job, threads, cores, job_params, n_cores):
     """VCPUs a job keeps busy in its parallel part: as many as its threads and its set allow."""
     size = 0
-    mask = cores[job]
-    while mask > 0:
-        size += mask & 1
-        mask >>= 1
+    for core in range(n_cores):
+        size += (cores[job] >> core) & 1
     return min(threads[job] * job_params[job, CORES_PER_THREAD], float(size))
 
 
@@ -270,7 +268,7 @@ def job_speeds(
         for core in range(n_cores):
             used[job, core] = 0.0
         if running[job]:
-            parallel = _parallel_cores(job, threads, cores, job_params)
+            parallel = _parallel_cores(job, threads, cores, job_params, n_cores)
             if parallel > 0.0:
                 # `speed` carries each job's demand until the shares are known.
                 speed[job] = min(_demand(job, parallel, job_params), quota[job])
@@ -289,7 +287,9 @@ def job_speeds(
                         for core in range(n_cores):
                             used[job, core] = 0.0
                             busy[core] = _taken(used, core, client)
-                    duty = speed[job] / max(_parallel_cores(job, threads, cores, job_params), 1.0)
+                    duty = speed[job] / max(
+                        _parallel_cores(job, threads, cores, job_params, n_cores), 1.0
+                    )
                     _settle(
                         job,
                         speed[job],
@@ -342,7 +342,7 @@ def job_speeds(
     for job in range(n_jobs):
         if not running[job] or speed[job] <= 0.0:
             continue
-        parallel = _parallel_cores(job, threads, cores, job_params)
+        parallel = _parallel_cores(job, threads, cores, job_params, n_cores)
         lost = 1.0 - job_params[job, SMT]
         own = 0.0
         width = 0

@@ -137,6 +137,63 @@ def kept_from(equal, cores_mask, threads, most, client):
     return share
 
 
+@inlined
+def served(threads, cores_mask, sibling, background, equal, params, client):
+    """What memcached's vCPUs are worth to its threads.
+
+    :param threads: memcached's worker threads.
+    :param cores_mask: memcached's vCPUs (bit mask, not empty).
+    :param sibling: SMT sibling of each vCPU, or -1.
+    :param background: fraction of each vCPU kept busy by batch work of background weight.
+    :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
+    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
+    :param client: fraction of the last vCPU that the load generator takes.
+    :return: vCPUs' worth of service, the same had no thread another one of memcached for a
+        sibling, and vCPUs' worth of time.
+    """
+    vcpus = len(sibling)
+    cores = 0
+    for c in range(vcpus):
+        cores += (cores_mask >> c) & 1
+    # Threads settle where they are served best: first on physical cores of their own.
+    speed = 0.0
+    solo = 0.0
+    time = 0.0
+    taken = 0
+    for _ in range(min(threads, cores)):
+        best = -1
+        best_gain = -1.0
+        best_solo = 0.0
+        best_time = 0.0
+        for c in range(vcpus):
+            if not ((cores_mask & ~taken) >> c) & 1:
+                continue
+            gain, gain_time = own_speed(c, sibling, background, equal, params, client)
+            gain_solo = gain
+            s = sibling[c]
+            if s >= 0 and (cores_mask >> s) & 1:
+                other, other_time = own_speed(s, sibling, background, equal, params, client)
+                if other > gain or (other == gain and s < c):  # the second one on its core
+                    gain = max((gain_time + other_time) * params[SMT] - other, 0.0)
+            if gain > best_gain:
+                best = c
+                best_gain = gain
+                best_solo = gain_solo
+                best_time = gain_time
+        taken |= 1 << best
+        speed += best_gain
+        solo += best_solo
+        time += best_time
+    return speed, solo, time
+
+
+@compiled
+def service_capacity(threads, cores_mask, sibling, background, equal, params, client=0.0):
+    """Largest load that memcached can serve [1/s]; parameters as of :func:`service_state`."""
+    speed, _, _ = served(threads, cores_mask, sibling, background, equal, params, client)
+    return params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed
+
+
 @compiled
 def service_state(
     qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0
@@ -169,35 +226,7 @@ def service_state(
     shared_equal /= cores
     shared_background /= cores
 
-    # Threads settle where they are served best: first on physical cores of their own.
-    speed = 0.0  # vCPUs' worth of service
-    solo = 0.0  # the same, had no thread another one of memcached for a sibling
-    time = 0.0  # vCPUs' worth of time
-    taken = 0
-    for _ in range(min(threads, cores)):
-        best = -1
-        best_gain = -1.0
-        best_solo = 0.0
-        best_time = 0.0
-        for c in range(vcpus):
-            if not ((cores_mask & ~taken) >> c) & 1:
-                continue
-            gain, gain_time = own_speed(c, sibling, background, equal, params, client)
-            gain_solo = gain
-            s = sibling[c]
-            if s >= 0 and (cores_mask >> s) & 1:
-                other, other_time = own_speed(s, sibling, background, equal, params, client)
-                if other > gain or (other == gain and s < c):  # the second one on its core
-                    gain = max((gain_time + other_time) * params[SMT] - other, 0.0)
-            if gain > best_gain:
-                best = c
-                best_gain = gain
-                best_solo = gain_solo
-                best_time = gain_time
-        taken |= 1 << best
-        speed += best_gain
-        solo += best_solo
-        time += best_time
+    speed, solo, time = served(threads, cores_mask, sibling, background, equal, params, client)
     vm_speed = params[VM_SPEED]
     capacity = params[CORE_CAPACITY_QPS] * vm_speed * speed
 
@@ -220,7 +249,9 @@ def service_state(
     )
     plateau = 1e6 * params[OUTSTANDING] / capacity
     flow = calm + max(plateau - calm_at_capacity, 0.0) * load ** params[KNEE_EXPONENT]
-    waiting = max(threads / cores - 1.0, 0.0) * load ** params[SLICE_EXPONENT]
+    waiting = 0.0
+    if threads > cores:
+        waiting = (threads / cores - 1.0) * load ** params[SLICE_EXPONENT]
     if shared_equal > 0.0 or client > 0.0:
         # Each thread serves its own connections: the slowest one's make the tail.
         taken = kept_from(equal, cores_mask, min(threads, cores), params[EQUAL_SHARE], client)
