@@ -123,14 +123,13 @@ def open_edits(control):
         launched = control.state[job] == RUNNING or control.state[job] == PAUSED
         if launched and control.job_state[job] != DONE:
             memory_free -= control.job_memory_mib[job]
-    word, runs = 0, False
+    word = 0
     for job in range(len(control.state)):
         state = DONE if control.job_state[job] == DONE else control.state[job]
         bits = 0
         if state == PENDING and control.job_memory_mib[job] <= memory_free:
             bits = OPEN_START
         elif state == RUNNING:
-            runs = True
             if control.now_s - control.moved_at_s[job] >= control.move_dwell_s:
                 bits |= OPEN_PLACE
             if control.now_s - control.paused_at_s[job] >= control.pause_dwell_s:
@@ -138,9 +137,17 @@ def open_edits(control):
         elif state == PAUSED:
             bits = OPEN_PLACE
         word |= bits << BITS_PER_JOB * job
-    if runs or word == 0:
+    if word == 0 or something_runs(control):
         word |= OPEN_KEEP
     return word
+
+
+def something_runs(control):
+    """Whether any job is under way."""
+    for job in range(len(control.state)):
+        if control.state[job] == RUNNING and control.job_state[job] != DONE:
+            return True
+    return False
 
 
 def can_serve(control, cores):
@@ -177,6 +184,8 @@ def is_legal(control, rows, edit):
     """Whether one edit is legal; says what `legal_edits` says."""
     if rows[edit, 0] == SERVICE:
         return can_serve(control, rows[edit, 2])
+    if rows[edit, 0] == KEEP and something_runs(control):
+        return True  # most decisions: no need to know what else is open
     job = rows[edit, 1]
     there = control.wish_place[job] == edit and control.state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0

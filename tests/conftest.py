@@ -147,9 +147,9 @@ class Rig:
         """
         while self.row["now_s"] < until_s - 1e-9 and not self.done:
             before = self.row.copy()
-            self.row["until_s"] = until_s
             # An event may be due at once: the step must not be empty.
-            until = max(kernel.next_event(self.row), self.row["now_s"] + 2e-9)
+            event_s = min(until_s, kernel.next_event(self.row))
+            until = max(event_s, self.row["now_s"] + 2e-9)
             kernel.advance(self.row, self.targets, until)
             yield before, self.row.copy()
 

@@ -102,9 +102,7 @@ class Recorder:
 
     def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
         begins_s = ends_s - machine.host.interval_s
-        self.recording.intervals.append(
-            Interval(begins_s, ends_s, qps, machine.host.interval_p95_us)
-        )
+        self.recording.intervals.append(Interval(begins_s, ends_s, qps, machine.interval_p95_us))
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
         """Write down what was sent to the actuator and when it lands."""

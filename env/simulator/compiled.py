@@ -49,7 +49,8 @@ setattr(types.Record, "mangling_args", property(_mangling_args))  # noqa: B010
 
 
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True, "nogil": True}
-_UNCOUNTED = _OPTIONS | {"_nrt": False}
+# Said either way: numba passes `forceinline` on to whatever a function is the first to call.
+_UNCOUNTED = _OPTIONS | {"_nrt": False, "forceinline": False}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -63,8 +64,12 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """`compiled` into its callers: a call would pass every array as seven numbers."""
-    return numba.njit(forceinline=True, **_UNCOUNTED)(function)
+    """
+    `compiled` into its callers, with the plain functions that it calls.
+
+    A call would pass every array as seven numbers and hide what is constant, such as its length.
+    """
+    return numba.njit(**_UNCOUNTED | {"forceinline": True})(function)
 
 
 def allocating(function: Callable[..., Any]) -> Any:

@@ -84,14 +84,14 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("service_cpu", real),
         ("tail_shape", real),
         ("slow_fraction", real),  # of requests over the SLO
-        # The measurement interval under way.
+        # The measurement interval under way, and the requests of the one before it.
         ("sent_requests", real),
         ("slow_requests", real),
-        ("mix_weight", real, (MIXTURE,)),
-        ("mix_p95", real, (MIXTURE,)),
-        ("mix_shape", real, (MIXTURE,)),
-        ("mix_count", whole),
-        ("interval_p95_us", real),  # of the last interval that ended
+        ("mixing", whole),  # which of the two is under way
+        ("mix_weight", real, (2, MIXTURE)),
+        ("mix_p95", real, (2, MIXTURE)),
+        ("mix_shape", real, (2, MIXTURE)),
+        ("mix_count", whole, (2,)),
         # Counters a VM would have.
         ("requests", real),
         ("service_cpu_s", real),
@@ -110,6 +110,8 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probed_cpi", real),  # the reading; p95's is in the control row
         # Waking a sleeping policy.
         ("until_s", real),
+        ("quiet_until_s", real),  # until then nothing happens unless the policy acts
+        ("settled", whole),  # 1: to regulate and send the same wish again would change nothing
         ("wake_on_events", whole),
         # The reward and the episode's figures.
         ("violated_s", real),

@@ -14,15 +14,16 @@ memcached answering at its plateau meanwhile).
 import math
 
 from env import action, observation, regulator, reward
-from env.simulator.compiled import callable_from_kernel, compiled
+from env.simulator.compiled import callable_from_kernel, compiled, inlined
 from env.simulator.host import MIXTURE
 from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.simulator.profile import COST_FIELDS, HOST_FIELDS
-from env.simulator.random import api_latency, noise
+from env.simulator.random import api_latency, two_noises
 from env.simulator.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
     mixture_p95,
+    service_capacity,
     service_state,
     service_stretch,
     tail_fraction,
@@ -30,6 +31,7 @@ from env.simulator.service import (
 
 callable_from_kernel(
     action.open_edits,
+    action.something_runs,
     action.can_serve,
     action.is_legal,
     action.legal_edits,
@@ -79,6 +81,7 @@ PROBES_PER_S = 1000.0
 
 TERMINATED, TRUNCATED = 1, 2
 _SOON_S = 1e-9
+_QUIET_S = 1e-3  # before an event that is due: far more than rounding can move it
 _NO_BACKLOG = 1e-3  # requests
 
 
@@ -118,14 +121,12 @@ def refresh(h):
             for vcpu in range(n_vcpus):
                 if (h.true_cores[job] >> vcpu) & 1:
                     batch[vcpu] = max(batch[vcpu], most)
-    demand = h.load_qps
     h.client = client_share(h)
-    _, capacity, _, _ = service_state(
-        demand, h.service_threads, h.true_service, h.sibling, h.background, h.equal, 0.0,
-        h.service_params, h.client,
+    capacity = service_capacity(
+        h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.service_params,
+        h.client,
     )  # fmt: skip
-    if h.backlog > 0.0:
-        demand = capacity
+    demand = capacity if h.backlog > 0.0 else h.load_qps
     exponent = h.cost_params[SERVICE_EXPONENT]
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
@@ -149,15 +150,16 @@ def refresh(h):
         h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client)
         if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
             h.wait = CONTENDED_WAIT
+    offered = h.load_qps
+    if h.backlog > 0.0:
+        offered = service_capacity(
+            h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.service_params,
+            h.client,
+        )  # fmt: skip
     h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
-        h.load_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
+        offered, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
         h.service_params, h.client,
     )  # fmt: skip
-    if h.backlog > 0.0:
-        h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
-            h.capacity_qps, h.service_threads, h.true_service, h.sibling, h.background, h.equal,
-            pressure, h.service_params, h.client,
-        )  # fmt: skip
     part = min(1.0, demand / h.capacity_qps)
     if part > 0.0:
         h.service_cpu *= cost_share(part, exponent) / part
@@ -166,12 +168,15 @@ def refresh(h):
         h.stretch = service_stretch(
             h.true_service, h.sibling, h.background, h.equal, pressure, h.service_params
         )
+    # With a backlog, or one that begins, rates change at no time that can be told from afar.
+    keeps_up = h.backlog == 0.0 and h.load_qps <= h.capacity_qps
+    h.quiet_until_s = next_event(h) - _QUIET_S if keeps_up else h.now_s
 
 
-@compiled
+@inlined
 def next_event(h):
-    """Time of whatever changes a rate first, at most `h.until_s`."""
-    first = min(h.until_s, h.interval_ends_s, h.service_lands_s)
+    """Time of whatever changes a rate first, the policy aside."""
+    first = min(h.interval_ends_s, h.service_lands_s)
     for job in range(h.lands_s.shape[0]):
         first = min(first, h.lands_s[job], h.move_lands_s[job])
         if h.true_state[job] == RUNNING and h.speed[job] > 0.0:
@@ -179,10 +184,10 @@ def next_event(h):
             first = min(first, h.now_s + left)
     if h.backlog > 0.0 and h.capacity_qps > h.load_qps:
         first = min(first, h.now_s + h.backlog / (h.capacity_qps - h.load_qps))
-    return max(first, h.now_s)
+    return first
 
 
-@compiled
+@inlined
 def elapse(h, step_s):
     """Let time pass at the present rates."""
     rate = h.load_qps
@@ -200,31 +205,34 @@ def elapse(h, step_s):
     h.service_wait_s += h.service_cpu * step_s * h.wait
     for vcpu in range(h.busy.shape[0]):
         h.vcpu_busy_s[vcpu] += h.busy[vcpu] * step_s
+    # Without branches: which jobs run is another question on every host, and who does not run has
+    # no speed and uses nothing.
     for job in range(h.work_left_s.shape[0]):
-        if h.true_state[job] == RUNNING:
-            cpu_s = h.job_cpu_s[job]
-            for vcpu in range(h.busy.shape[0]):
-                cpu_s += h.used[job, vcpu] * step_s
-            h.job_cpu_s[job] = cpu_s
-            launching = min(step_s, h.overhead_left_s[job])
-            h.overhead_left_s[job] -= launching
-            h.work_left_s[job] -= h.speed[job] * (step_s - launching)
-        elif h.true_state[job] == PAUSED:
-            h.paused_s[job] += step_s
+        state = h.true_state[job]
+        cpu_s = h.job_cpu_s[job]
+        for vcpu in range(h.busy.shape[0]):
+            cpu_s += h.used[job, vcpu] * step_s
+        h.job_cpu_s[job] = cpu_s
+        launching = min(step_s if state == RUNNING else 0.0, h.overhead_left_s[job])
+        h.overhead_left_s[job] -= launching
+        h.work_left_s[job] -= h.speed[job] * (step_s - launching)
+        h.paused_s[job] += step_s if state == PAUSED else 0.0
     h.now_s += step_s
 
 
-@compiled
+@inlined
 def count_requests(h, count):
     """Add requests served at the present latency to the interval under way."""
     h.sent_requests += count
     h.slow_requests += count * h.slow_fraction
-    h.mix_count = mix(
-        h.mix_weight, h.mix_p95, h.mix_shape, h.mix_count, h.p95_us, h.tail_shape, count
-    )
+    at = h.mixing
+    h.mix_count[at] = mix(
+        h.mix_weight[at], h.mix_p95[at], h.mix_shape[at], h.mix_count[at], h.p95_us, h.tail_shape,
+        count,
+    )  # fmt: skip
 
 
-@compiled
+@inlined
 def mix(weights, p95s, shapes, levels, p95_us, shape, count):
     """Add `count` requests of a latency to a mixture of so many levels; the new number of them."""
     if levels > 0 and p95s[levels - 1] == p95_us:  # still as it was
@@ -265,7 +273,6 @@ def end_interval(h):
     started = False
     for job in range(h.start_s.shape[0]):
         started |= h.start_s[job] <= h.interval_ends_s
-    h.interval_p95_us = mixture_p95(h.mix_weight, h.mix_p95, h.mix_shape, h.mix_count)
     if started:
         h.intervals += 1
         if h.slow_requests > SLOW_LIMIT * h.sent_requests:
@@ -273,7 +280,19 @@ def end_interval(h):
             h.violated_s += h.interval_s
     h.sent_requests = 0.0
     h.slow_requests = 0.0
-    h.mix_count = 0
+    h.mixing = 1 - h.mixing
+    h.mix_count[h.mixing] = 0
+
+
+@compiled
+def interval_p95(h):
+    """
+    95th percentile of latency in the last interval that ended [us].
+
+    Only recordings ask for it, so its requests are kept until the next interval has ended, too.
+    """
+    at = 1 - h.mixing
+    return mixture_p95(h.mix_weight[at], h.mix_p95[at], h.mix_shape[at], h.mix_count[at])
 
 
 @compiled
@@ -345,6 +364,7 @@ def finish_jobs(h):
             h.true_state[job] = DONE
             h.work_left_s[job] = 0.0
             h.end_s[job] = h.now_s
+            h.settled = 0
             h.lands_s[job] = math.inf
             h.move_lands_s[job] = math.inf
             wake(h, h.now_s)
@@ -371,8 +391,11 @@ def advance(h, targets, until_s):
     """
     h.until_s = min(until_s, h.duration_s)
     while h.now_s < h.until_s - _SOON_S:
+        if h.until_s < h.quiet_until_s:  # most steps: nothing happens
+            elapse(h, h.until_s - h.now_s)
+            break
         behind = h.backlog > 0.0
-        elapse(h, next_event(h) - h.now_s)
+        elapse(h, max(min(h.until_s, next_event(h)), h.now_s) - h.now_s)
         changed = behind != (h.backlog > 0.0)
         changed |= finish_jobs(h)
         if h.service_lands_s <= h.now_s + _SOON_S:
@@ -415,7 +438,7 @@ def complete_interval(h):
 # --- sensing and acting -----------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def sense(h):
     """Read the sensors: load and CPU over the last polling window, job states."""
     rate = h.load_qps
@@ -423,8 +446,9 @@ def sense(h):
         rate = h.capacity_qps
     # Requests arrive at random, so a window's count scatters by its square root at least.
     spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
-    h.qps = rate * max(0.0, 1.0 + spread * noise(h))
-    h.cpu_cores = h.service_cpu * max(0.0, 1.0 + spread * noise(h))
+    rate_noise, cpu_noise = two_noises(h)
+    h.qps = rate * max(0.0, 1.0 + spread * rate_noise)
+    h.cpu_cores = h.service_cpu * max(0.0, 1.0 + spread * cpu_noise)
     for job in range(h.job_state.shape[0]):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
@@ -450,10 +474,11 @@ def read_probe(h):
     # A sample's quantile scatters by sqrt(q (1 - q) / n) / density; the density of the
     # log-logistic tail at its p95 is 0.0475 x shape / p95.
     probes = PROBES_PER_S * max(window_s, h.probe_window_s)
-    h.probed_p95_us = p95_us * math.exp(noise(h) / (h.tail_shape * math.sqrt(0.0475 * probes)))
+    p95_noise, cpi_noise = two_noises(h)
+    h.probed_p95_us = p95_us * math.exp(p95_noise / (h.tail_shape * math.sqrt(0.0475 * probes)))
     # A reading of one polling window scatters by the sensor noise; a longer one averages.
     polls = max(1.0, max(window_s, h.probe_window_s) / h.period_s)
-    h.probed_cpi = stretch * (1.0 + h.host_params[SENSOR_NOISE] / math.sqrt(polls) * noise(h))
+    h.probed_cpi = stretch * (1.0 + h.host_params[SENSOR_NOISE] / math.sqrt(polls) * cpi_noise)
     h.probe_began_s = h.now_s
     h.probe_count = 0
     h.probe_cpu_s = 0.0
@@ -477,6 +502,7 @@ def send(h):
     and resuming are calls to Docker, one after another.
     """
     host = h.host_params
+    h.quiet_until_s = h.now_s
     if h.service != h.sent_service:
         h.sent_service = h.service
         h.service_lands_s = h.now_s + host[FAST_LATENCY_S]
@@ -507,7 +533,7 @@ def send(h):
         h.sent_quota[job] = h.quota[job]
 
 
-@compiled
+@inlined
 def work_left(h):
     """Solo-core seconds of work left, launch overheads included."""
     total = 0.0
@@ -527,6 +553,7 @@ def apply_wish(h, regulator_on):
     else:
         regulator.pass_through(h)
     send(h)
+    h.settled = 0
     h.decisions += 1
     h.decided_at_s = h.now_s
 
@@ -540,7 +567,7 @@ def start_episode(h, targets):
     sense(h)
 
 
-@compiled
+@inlined
 def step(h, rows, targets, edit, gamma, terms):
     """
     One decision of an edit policy: act, let time pass, sense, reward.
@@ -559,10 +586,12 @@ def step(h, rows, targets, edit, gamma, terms):
     h.violated_s = 0.0
     h.over_slo_s = 0.0
     action.apply_edit(h, rows, edit)
-    regulator.regulate_service(h)
-    action.resolve_sets(h)
-    regulator.regulate_jobs(h)
-    send(h)
+    if not h.kept or not h.settled:  # else it would come to what it came to before
+        regulator.regulate_service(h)
+        action.resolve_sets(h)
+        regulator.regulate_jobs(h)
+        send(h)
+        h.settled = h.overruled_reasons == 0
     h.decisions += 1
     h.edits += 1 - h.kept
     observation.shift_history(h)
@@ -587,7 +616,7 @@ def step(h, rows, targets, edit, gamma, terms):
     return ended
 
 
-@compiled
+@inlined
 def look(h, rows, row):
     """Write the observation of a host: features, then the action mask."""
     n_features = row.shape[0] - rows.shape[0]
@@ -629,6 +658,12 @@ def advance_at(hosts, b, targets, until_s, wake_on_events):
     h.wake_on_events = wake_on_events
     advance(h, targets, until_s)
     sense(h)
+
+
+@compiled
+def interval_p95_at(hosts, b):
+    """`interval_p95` of host b."""
+    return interval_p95(hosts[b])
 
 
 @compiled

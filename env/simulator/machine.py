@@ -419,6 +419,11 @@ class SimulatedMachine:
         """Whether the episode has ended, completed or cut off."""
         return bool(kernel.over_at(self._hosts, 0))
 
+    @property
+    def interval_p95_us(self) -> float:
+        """95th percentile of latency in the last interval that ended [us]."""
+        return float(kernel.interval_p95_at(self._hosts, 0))
+
     def summary(self) -> dict[str, Any]:
         """The episode's figures; see `episode_summary`."""
         return episode_summary(self._hosts[0], self.scenario)

@@ -12,24 +12,51 @@ from env.simulator.compiled import compiled
 
 FIRST_MODULUS, SECOND_MODULUS = 2147483563, 2147483399
 
+# How far one to four draws move each half of the state.
+FIRST_1, FIRST_2, FIRST_3, FIRST_4 = (pow(40014, draws, FIRST_MODULUS) for draws in range(1, 5))
+SECOND_1, SECOND_2, SECOND_3, SECOND_4 = (
+    pow(40692, draws, SECOND_MODULUS) for draws in range(1, 5)
+)
+
+_BITS = 0x7FFFFFFF  # a state fits into them: what is known to be positive divides faster
+
 
 @compiled
-def uniform(h):
-    """A number in (0, 1); advances the state in `h.random` (int64[2])."""
-    first = 40014 * h.random[0] % 2147483563
-    second = 40692 * h.random[1] % 2147483399
-    h.random[0] = first
-    h.random[1] = second
-    difference = first - second
+def draw(h, first, second):
+    """A number in (0, 1), as many draws ahead of the state in `h.random` (int64[2])."""
+    difference = first * (h.random[0] & _BITS) % FIRST_MODULUS
+    difference -= second * (h.random[1] & _BITS) % SECOND_MODULUS
     if difference < 1:
-        difference += 2147483562
+        difference += FIRST_MODULUS - 1
     return difference * 4.656613e-10
 
 
 @compiled
-def noise(h):
-    """A triangular number of mean 0 and standard deviation 1; within +-2.45."""
-    return (uniform(h) + uniform(h) - 1.0) * 2.449489742783178
+def move_on(h, first, second):
+    """Move the state as many draws on."""
+    h.random[0] = first * (h.random[0] & _BITS) % FIRST_MODULUS
+    h.random[1] = second * (h.random[1] & _BITS) % SECOND_MODULUS
+
+
+@compiled
+def uniform(h):
+    """A number in (0, 1)."""
+    number = draw(h, FIRST_1, SECOND_1)
+    move_on(h, FIRST_1, SECOND_1)
+    return number
+
+
+@compiled
+def two_noises(h):
+    """
+    Two triangular numbers of mean 0 and standard deviation 1; within +-2.45.
+
+    Four draws from one state: none of them waits for another.
+    """
+    one = draw(h, FIRST_1, SECOND_1) + draw(h, FIRST_2, SECOND_2)
+    other = draw(h, FIRST_3, SECOND_3) + draw(h, FIRST_4, SECOND_4)
+    move_on(h, FIRST_4, SECOND_4)
+    return (one - 1.0) * 2.449489742783178, (other - 1.0) * 2.449489742783178
 
 
 @compiled
