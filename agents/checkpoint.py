@@ -64,10 +64,10 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str | Path) -> Path:
-    """The path of a checkpoint; a bare name is also looked up in `checkpoints/`."""
+    """The path of a checkpoint; a shipped one is found from any folder."""
     path = Path(name)
-    if not path.exists() and path.parent == Path():
-        path = CHECKPOINT_FOLDER / path
+    if not path.exists() and path.parent in (Path(), Path(CHECKPOINT_FOLDER.name)):
+        path = CHECKPOINT_FOLDER / path.name
     return path
 
 

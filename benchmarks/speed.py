@@ -75,10 +75,10 @@ class RandomEdits:
 
 def action_stream(n_actions: int) -> tuple[Any, str]:
     """Who chooses the actions of the environment's benchmark, and how that is called."""
-    if CHECKPOINT.exists():
-        from agents.checkpoint import read_checkpoint
-        from agents.ppo import MaskedNetwork
+    from agents.checkpoint import find_checkpoint, read_checkpoint
+    from agents.ppo import MaskedNetwork
 
+    if find_checkpoint(CHECKPOINT).exists():
         return MaskedNetwork(read_checkpoint(CHECKPOINT).layers), str(CHECKPOINT)
     return RandomEdits(n_actions), f"legal random edits, probability {EDIT_PROBABILITY}"
 

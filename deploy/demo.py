@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from deploy import memcached
 from deploy.images import docker_daemon
 from deploy.record import LOAD_FILE
 from deploy.report import PAGE_FILE, REPORT_FILE, read_report
+from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 
@@ -261,8 +262,14 @@ def hand_over(folder: Path) -> None:
                 os.chown(name, owner.st_uid, owner.st_gid, dir_fd=here, follow_symlinks=False)
 
 
-def main() -> None:
-    """Measure, run twice, compare."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure, run twice, compare.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m deploy.demo", description=__doc__.splitlines()[1])
+    line.parse_args(argv)
     console = Console()
     budget = Budget(console)
     with (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import agents
-from agents.checkpoint import METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
+from agents.checkpoint import CHECKPOINT_FOLDER, METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
 from agents.ppo import MaskedNetwork, PPOPolicy
 from env.errors import InputError
 from env.scenario import load_scenario
@@ -184,6 +184,14 @@ def test_a_failed_save_leaves_the_good_checkpoint_alone(model, metadata, path, m
         save_checkpoint(model, path, metadata)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["best.zip", "checkpoints/best.zip"])
+def test_a_shipped_checkpoint_is_found_from_any_folder(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    policy = agents.make(name)
+    assert policy.name == name
+    assert policy.checkpoint.path == CHECKPOINT_FOLDER / "best.zip"
 
 
 def test_the_shipped_checkpoint_fits_the_shipped_scenario():

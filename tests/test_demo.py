@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import socket
@@ -36,6 +37,18 @@ def printed(*reports: dict[str, Any]) -> str:
     console.print(demo.side_by_side(list(reports), load_scenario("local")))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+@pytest.mark.parametrize("module", ["deploy.demo", "training.demo"])
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("--hepl", 2)])
+def test_an_option_runs_no_demonstration(
+    module: str, option: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(module).main([option])
+    assert end.value.code == code
+    said = capsys.readouterr()
+    assert module in said.out if option == "--help" else said.err.count("\n") == 1
 
 
 def test_both_runs_stand_side_by_side() -> None:

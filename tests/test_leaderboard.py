@@ -33,7 +33,8 @@ def test_workers_change_nothing(tmp_path):
     assert one["boards"] == two["boards"]
 
 
-def test_everyone_takes_part_but_what_was_run_by_mistake():
+def test_everyone_takes_part_but_what_was_run_by_mistake(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # the shipped checkpoints are found from anywhere
     names = leaderboard.ranked_policies("cca-2024")
     assert "threshold-groups" in names
     assert "stats-poll-packed-as-run" not in names

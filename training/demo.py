@@ -8,8 +8,11 @@ Runs every policy three times, as the course asks, on mcperf's dynamic load with
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from agents.checkpoint import find_checkpoint
+from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
 from training.evaluate import evaluate, parser
 from training.report import require_writable, show, write_json
@@ -19,17 +22,23 @@ REFERENCES = ("sequential", "concurrent", "threshold-groups")
 FOLDER = Path("demo")
 
 
-def main() -> None:
-    """Evaluate, print and plot."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Evaluate, print and plot.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m training.demo", description=__doc__.splitlines()[1])
+    line.parse_args(argv)
     started_s = time.monotonic()
-    shipped = [str(CHECKPOINT)] if CHECKPOINT.is_file() else []
-    line = ["--scenario", "cca-2025", "--interval", "10", "--trace-seed", "2333"]
-    line += ["--episodes", "3", "--plots", str(FOLDER)]
+    shipped = [str(CHECKPOINT)] if find_checkpoint(CHECKPOINT).is_file() else []
+    options = ["--scenario", "cca-2025", "--interval", "10", "--trace-seed", "2333"]
+    options += ["--episodes", "3", "--plots", str(FOLDER)]
     for name in (*shipped, *REFERENCES):
-        line += ["--policy", name]
+        options += ["--policy", name]
     with exit_on_bad_input():
         require_writable(FOLDER / "results.json")
-        content = evaluate(parser().parse_args(line))
+        content = evaluate(parser().parse_args(options))
         show(content)
         write_json(content, FOLDER / "results.json")
     if not shipped:

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import agents
+from agents.checkpoint import find_checkpoint
 from env.commandline import OneLineParser, number, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
@@ -116,7 +117,7 @@ def ranked_policies(scenario: str) -> list[str]:
     :param scenario: a checkpoint that was made for it takes part too
     """
     made = (CHECKPOINT, CHECKPOINT.with_name(f"{scenario}.zip"))
-    shipped = [str(path) for path in made if path.is_file()]
+    shipped = [str(path) for path in made if find_checkpoint(path).is_file()]
     return shipped + [name for name in agents.names() if name not in NOT_RANKED]
 
 
