@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.checkpoint import read_checkpoint
 from deploy.commands import add_machine_options, settings_of
 from env.commandline import OneLineParser, whole_number
 from env.errors import InputError, exit_on_bad_input
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; --out wants a folder")
 
+        if arguments.resume:
+            read_checkpoint(arguments.resume).warn(scenario)
         if arguments.env == "vm":
             train_on_this_machine(arguments, scenario, recipe, folder)
             return

@@ -8,6 +8,7 @@ writes it.
 
 import io
 import json
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from env.action import edit_table
 from env.errors import InputError
 from env.observation import VERSION, feature_count
-from env.scenario import Scenario
+from env.scenario import Scenario, profile_hash
 
 FORMAT = 1
 METADATA_ENTRY = "coretide/metadata.json"
@@ -61,6 +62,23 @@ class Checkpoint:
                 f"{self.path}: made for {self.metadata['features']} features; scenario "
                 f"{scenario.name} has {feature_count(scenario)}"
             )
+
+    def warn(self, scenario: Scenario) -> None:
+        """
+        Say on stderr, in one line, that this is not the scenario or the physics it was trained on.
+
+        :param scenario: what it is to run
+        :raises InputError: if it cannot run it at all
+        """
+        self.require_scenario(scenario)
+        was = self.metadata["scenario"], self.metadata.get("profile", {}).get("hash", "")
+        now = scenario.name, profile_hash(scenario.profile)
+        if was != now:
+            trained, given = (
+                f"scenario {name}, profile {hash_[:12] or 'without a hash'}"
+                for name, hash_ in (was, now)
+            )
+            print(f"coretide: {self.path}: trained for {trained}; this is {given}", file=sys.stderr)
 
 
 def find_checkpoint(name: str | Path) -> Path:

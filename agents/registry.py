@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from agents.policy import Controller, Policy
 from env.errors import InputError, validation_message
-from env.scenario import parse_yaml
+from env.scenario import Scenario, parse_yaml
 
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
 
@@ -63,6 +63,19 @@ def make(name_or_path: str | Path) -> Policy:
             "a parameter file (.yaml) or a checkpoint (.zip)"
         )
     return _from_file(path)
+
+
+def warn(policy: Policy, scenario: Scenario) -> None:
+    """
+    Say on stderr where a checkpoint was trained for another scenario; others are for any.
+
+    :param policy: what `make` made
+    :param scenario: what it is to run
+    :raises InputError: if it cannot run it at all
+    """
+    checkpoint = getattr(policy, "checkpoint", None)
+    if checkpoint is not None:
+        checkpoint.warn(scenario)
 
 
 def _from_file(path: Path) -> Controller[Any]:

@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
 
             return check(scenario, settings)
         policy = agents.make(arguments.policy or arguments.checkpoint)
+        agents.warn(policy, scenario)
         return deployment.run(scenario, policy, settings, guardian)
     raise AssertionError("not reached")
 

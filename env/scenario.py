@@ -311,6 +311,20 @@ def profile_work_s(profile: str) -> dict[str, float]:
     :param profile: a shipped profile's name, or a YAML file
     :raises ValueError: if there is no such profile
     """
+    return dict(_read_profile(profile)[0])
+
+
+def profile_hash(profile: str) -> str:
+    """
+    The hash a profile carries; empty if it carries none.
+
+    :param profile: a shipped profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    return _read_profile(profile)[1]
+
+
+def _read_profile(profile: str) -> tuple[dict[str, float], str]:
     path = Path(profile)
     if not is_profile_file(profile):
         path = PROFILE_FOLDER / f"{profile}.yaml"
@@ -320,7 +334,7 @@ def profile_work_s(profile: str) -> dict[str, float]:
                 f"profile: unknown profile {profile}; known: {', '.join(known)} (or a YAML file)"
             )
     try:
-        return dict(_work_in(path, path.stat().st_mtime_ns))
+        return _profile_in(path, path.stat().st_mtime_ns)
     except (
         OSError,
         UnicodeDecodeError,
@@ -340,9 +354,10 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _work_in(path: Path, changed_ns: int) -> dict[str, float]:
+def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, float], str]:
     content = parse_yaml(path.read_text(encoding="utf-8"))
-    return {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
+    work_s = {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
+    return work_s, str(content.get("hash", ""))
 
 
 def parse_yaml(text: str) -> Any:

@@ -173,6 +173,16 @@ def test_a_checkpoint_of_another_scenario_is_refused(path):
         agents.make(path).reset(other)
 
 
+def test_an_edited_copy_of_its_scenario_needs_no_caution(path, capsys):
+    policy = agents.make(path)
+    agents.warn(policy, SCENARIO.with_changes(load={"interval_s": 5.0}))
+    agents.warn(agents.make("static"), load_scenario("cca-2024"))
+    assert capsys.readouterr().err == ""
+    agents.warn(policy, load_scenario("cca-2024"))
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "cca-2025" in said and "cca-2024" in said
+
+
 def test_a_failed_save_leaves_the_good_checkpoint_alone(model, metadata, path, monkeypatch):
     before = path.read_bytes()
 

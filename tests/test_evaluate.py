@@ -264,6 +264,16 @@ def test_bad_input_is_one_line(line, message, capsys):
     assert shown.out == ""
 
 
+def test_a_checkpoint_of_another_scenario_runs_with_a_word_of_caution(tmp_path, capsys):
+    line = f"--policy best.zip --episodes 1 --interval 10 --json {tmp_path / 'r.json'} --scenario"
+    evaluate.main([*line.split(), "cca-2024"])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "best.zip: trained for scenario cca-2025, profile" in said
+    assert "; this is scenario cca-2024, profile" in said
+    evaluate.main([*line.split(), "cca-2025"])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_wrong_simulator_is_wrong_in_every_parameter(factory):
     wrong = EpisodeFactory(factory.scenario, variation=Variation(error=0.2))
     right, hosts = factory.new_hosts(1), wrong.new_hosts(1)

@@ -108,6 +108,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     policies = [agents.make(name) for name in arguments.policy]
     for policy in policies:
         policy.reset(scenario)
+        agents.warn(policy, scenario)
     profile = read_profile(arguments.profile or scenario.profile)
     if arguments.error >= 1.0:
         raise InputError(f"--error: must be below 1, not {arguments.error:g}")
