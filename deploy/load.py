@@ -14,7 +14,6 @@ client itself did (its CPU, its own delays) goes to standard error at the end.
 from __future__ import annotations
 
 import argparse
-import os
 import select
 import signal
 import subprocess
@@ -182,7 +181,10 @@ def trace_of(arguments: argparse.Namespace) -> LoadTrace:
                 arguments.qps_max,
                 arguments.duration,
             )
-        start, stop, step = (int(word) for word in arguments.scan.split(":"))
+        words = arguments.scan.split(":")
+        if len(words) != 3:
+            raise ValueError(f"three whole numbers, not {arguments.scan!r}")
+        start, stop, step = map(int, words)
         return LoadTrace.scan(start, stop, step, arguments.interval)
     except ValueError as error:
         what = "--scan wants A:B:STEP" if arguments.scan else "the load"
@@ -199,8 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with exit_on_bad_input():
         trace = trace_of(arguments)
-        if arguments.cpu not in os.sched_getaffinity(0):
-            raise InputError(f"--cpu: vCPU {arguments.cpu} does not exist or may not be used")
+        realtime.require_cpu(arguments.cpu)
         host, port = arguments.memcached
         load_records(host, port)
         if arguments.scan is None:

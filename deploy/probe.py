@@ -31,8 +31,8 @@ from deploy import realtime
 from deploy.keys import ANSWERED, RECORDS, get_request
 from deploy.lines import LineFile
 from deploy.mcperf import HEADER, format_row, percentile
-from env.commandline import OneLineParser, address
-from env.errors import exit_on_bad_input
+from env.commandline import OneLineParser, address, whole_number
+from env.errors import InputError, exit_on_bad_input
 
 RATE_QPS = 1000.0
 LIMIT_S = 0.25
@@ -292,12 +292,31 @@ def show(probe: Probe) -> None:
             print(f"{seen.p50_us:.0f} {seen.p95_us:.0f} {seen.p99_us:.0f} {seen.count}", flush=True)
 
 
+def require_server(host: str, port: int) -> None:
+    """
+    Make sure that somebody listens: a running probe takes one that is away for a slow one.
+
+    :param host: memcached's address
+    :param port: memcached's address
+    :raises InputError: if nobody does
+    """
+    try:
+        socket.create_connection((host, port), 1.0).close()
+    except OSError as error:
+        raise InputError(f"{host}:{port}: memcached cannot be reached: {error}") from error
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = OneLineParser(prog="python -m deploy.probe", description="Measure memcached's latency.")
     add = line.add_argument
     add("--memcached", type=address, required=True, help="where it listens, HOST:PORT")
-    add("--cpu", type=int, default=realtime.last_cpu(), help="the vCPU to run on (%(default)s)")
+    add(
+        "--cpu",
+        type=whole_number(0),
+        default=realtime.last_cpu(),
+        help="the vCPU to run on (%(default)s)",
+    )
     add("--raw", action="store_true", help="write binary records (due, latency) for a program")
     return line
 
@@ -310,8 +329,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     host, port = arguments.memcached
+    with exit_on_bad_input():
+        realtime.require_cpu(arguments.cpu)
     if not arguments.raw:
         with exit_on_bad_input(), contextlib.suppress(KeyboardInterrupt):
+            require_server(host, port)
             probe = Probe(host, port, arguments.cpu)
             try:
                 show(probe)

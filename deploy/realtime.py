@@ -2,6 +2,8 @@
 
 import os
 
+from env.errors import InputError
+
 
 def hold(cpu: int, priority: int) -> str:
     """
@@ -18,6 +20,21 @@ def hold(cpu: int, priority: int) -> str:
     except OSError as error:
         return f"no real-time priority ({error.strerror}): its own delays will be measured too"
     return ""
+
+
+def require_cpu(cpu: int) -> None:
+    """
+    Make sure that a program may run on a vCPU.
+
+    :param cpu: what `--cpu` gives
+    :raises InputError: if there is no such vCPU, or it may not be used
+    """
+    allowed = os.sched_getaffinity(0)
+    if cpu not in allowed:
+        known = ", ".join(map(str, sorted(allowed)))
+        raise InputError(
+            f"--cpu: vCPU {cpu} does not exist or may not be used; allowed are {known}"
+        )
 
 
 def last_cpu() -> int:

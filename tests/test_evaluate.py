@@ -366,6 +366,7 @@ def test_the_vms_speed_is_drawn_from_its_range(factory):
         (["--vm-speed", "1.2", "0.8"], "--vm-speed: LOW must be"),
         (["--least-load", "0", "0.8"], "--least-load: LOW must be"),
         (["--most-load", "1.2", "0.8"], "--most-load: LOW must be"),
+        (["--most-load", "0.8", "1.2"], "--most-load: HIGH must be at most 1, not 1.2"),
         (["--bound", "--error", "0.2"], "one physics"),
     ],
 )

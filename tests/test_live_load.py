@@ -23,6 +23,7 @@ from deploy.generator import TICK_S, Connection, arrivals_of
 from deploy.lines import Disk, LineFile
 from deploy.load import Client, main
 from deploy.probe import LIMIT_S, IntervalLog, Probe
+from deploy.probe import main as probe_main
 from env.simulator.load import LoadTrace, dynamic_targets
 
 pytestmark = pytest.mark.skipif(not shutil.which("memcached"), reason="no memcached")
@@ -103,7 +104,7 @@ def test_the_load_outlives_a_restart_of_memcached() -> None:
     [
         (("--trace-seed", "0"), "--trace-seed"),
         (("--trace-seed", "1", "--qps-min", "9", "--qps-max", "5"), "qps_max"),
-        (("--scan", "5:1"), "--scan wants A:B:STEP"),
+        (("--scan", "5:1"), "--scan wants A:B:STEP: three whole numbers, not '5:1'"),
         (("--scan", "1:5:1", "--cpu", "4096"), "--cpu: vCPU 4096"),
         (("--scan", "1:5:1", "--memcached", "nobody"), "HOST:PORT"),
         ((), "--trace-seed --scan"),
@@ -126,6 +127,27 @@ def test_nobody_at_the_address_is_said(capsys: pytest.CaptureFixture[str]) -> No
         main(["--memcached", f"127.0.0.1:{port}", "--scan", "1:5:1"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith(f"coretide: 127.0.0.1:{port}: memcached cannot be")
+
+
+def test_the_probe_says_that_nobody_is_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        probe_main(["--memcached", "127.0.0.1:1"])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "127.0.0.1:1: memcached cannot be reached" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--raw",)])
+@pytest.mark.parametrize("cpu", ["4096", "x"])
+def test_the_probe_names_a_vcpu_that_does_not_exist(
+    cpu: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        probe_main(["--memcached", "127.0.0.1:1", "--cpu", cpu, *more])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "--cpu" in said and cpu in said and len(said.splitlines()) == 1
 
 
 def test_arrivals_are_poisson() -> None:

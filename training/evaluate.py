@@ -9,6 +9,7 @@ policies are differences between policies.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,12 +49,12 @@ def parser() -> OneLineParser:
     )
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
     add("--interval", type=number(0.01), help="load interval [s]; else the scenario's own")
-    add("--episodes", type=whole_number(1), default=20, help="load traces (%(default)s)")
+    add("--episodes", type=whole_number(1), help="load traces (20, with --trace-seed 1)")
     add("--seed", type=whole_number(0), default=0, help="what the traces follow from (%(default)s)")
     add(
         "--trace-seed",
         type=whole_number(1, MODULUS),
-        help="one mcperf trace instead, --episodes times (once if that is not given)",
+        help="one mcperf trace instead, --episodes times",
     )
     add("--json", type=Path, help="write the figures here")
     add("--plots", type=Path, help="plot each policy's first run into this folder")
@@ -79,19 +80,21 @@ def parser() -> OneLineParser:
         metavar=("LOW", "HIGH"),
         help="draw memcached's speed on the VM from this range (the profile's is 1)",
     )
-    for flag, what in (("--least-load", "minimum"), ("--most-load", "maximum")):
+    for flag, what, limit in (
+        ("--least-load", "minimum", "where it is above the maximum, it is the maximum"),
+        ("--most-load", "maximum", "at most 1: observations are scaled by the scenario's"),
+    ):
         add(
             flag,
             type=number(0.0),
             nargs=2,
             metavar=("LOW", "HIGH"),
-            help=f"draw the load's {what} from this range of factors on the scenario's",
+            help=f"draw the load's {what} from this range of factors on the scenario's; {limit}",
         )
     searched = (
         "show how far the best possible is, schedules tried on each trace: %(const)s if not said"
     )
     add("--bound", nargs="?", type=whole_number(1), const=EVALUATIONS, metavar="N", help=searched)
-    line.set_defaults(episodes=None)
     return line
 
 
@@ -117,7 +120,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
         error=arguments.error,
         vm_speed=range_of("--vm-speed", arguments.vm_speed),
         least_load=range_of("--least-load", arguments.least_load),
-        most_load=range_of("--most-load", arguments.most_load),
+        most_load=range_of("--most-load", arguments.most_load, 1.0),
     )
     factory = EpisodeFactory(scenario, profile, variation)
     machine = SimulatedMachine(factory)
@@ -154,12 +157,15 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     return content
 
 
-def range_of(option: str, given: Sequence[float] | None) -> tuple[float, float] | None:
+def range_of(
+    option: str, given: Sequence[float] | None, largest: float = math.inf
+) -> tuple[float, float] | None:
     """
     The range an option gives.
 
     :param option: its name
     :param given: its two numbers, or None where it was not given
+    :param largest: what its second number may be at most
     :raises InputError: if they are no range of positive numbers
     """
     if given is None:
@@ -167,6 +173,8 @@ def range_of(option: str, given: Sequence[float] | None) -> tuple[float, float] 
     low, high = given
     if not 0.0 < low <= high:
         raise InputError(f"{option}: LOW must be above 0 and at most HIGH, not {low:g} {high:g}")
+    if high > largest:
+        raise InputError(f"{option}: HIGH must be at most {largest:g}, not {high:g}")
     return low, high
 
 

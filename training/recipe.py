@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from env.errors import InputError, validation_message
 
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
 RECIPE_FOLDER = Path(__file__).parent / "hyperparameters"
 
 
@@ -35,7 +37,7 @@ class Recipe(BaseModel):
     :param unprobed: share of the episodes without a latency probe
     :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
-    :param most_load: the same for the load's maximum
+    :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
     :param imitation: whether to begin by imitating a good schedule (`training.imitation`)
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
@@ -50,7 +52,7 @@ class Recipe(BaseModel):
     n_epochs: PositiveInt
     learning_rate: PositiveFloat
     final_learning_rate: PositiveFloat
-    gamma: Annotated[float, Field(gt=0.0, le=1.0)]
+    gamma: Fraction
     gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)]
     clip_range: PositiveFloat
     ent_coef: Annotated[float, Field(ge=0.0)]
@@ -58,11 +60,11 @@ class Recipe(BaseModel):
     hidden: tuple[PositiveInt, ...]
     physics: Annotated[float, Field(ge=0.0, le=3.0)]
     error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    error_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    error_share: Fraction = 1.0
     unprobed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
-    most_load: tuple[PositiveFloat, PositiveFloat] | None = None
+    most_load: tuple[Fraction, Fraction] | None = None
     imitation: bool = False
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
