@@ -109,7 +109,12 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
                 for index in range(len(arrays.files) // 2)
             ]
     except FileNotFoundError as error:
-        raise InputError(f"{name}: no such checkpoint") from error
+        known = ", ".join(sorted(path.name for path in CHECKPOINT_FOLDER.glob("*.zip")))
+        raise InputError(
+            f"{name}: no such checkpoint; give a .zip file or one of: {known}"
+        ) from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: is a folder; a checkpoint is a .zip file") from error
     except KeyError as error:
         raise InputError(
             f"{path}: not a coretide checkpoint, or a truncated one (it lacks {error.args[0]})"

@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from agents.policy import Controller, Policy
-from env.errors import InputError, validation_message
+from env.errors import InputError, validation_message, yaml_message
 from env.scenario import Scenario, parse_yaml
 
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
@@ -82,11 +82,12 @@ def _from_file(path: Path) -> Controller[Any]:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
+        raise InputError(
+            f"{path}: cannot be read as a policy ({type(error).__name__}); "
+            f"give a YAML file or one of: {', '.join(names())}"
+        ) from error
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise InputError(f"{path}: not valid YAML{line}") from error
+        raise InputError(yaml_message(path, error)) from error
     rule = content.pop("rule", None) if isinstance(content, dict) else None
     if not isinstance(rule, str) or rule not in RULES:
         raise InputError(f"{path}: rule: must be one of {', '.join(RULES)}")

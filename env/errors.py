@@ -22,19 +22,32 @@ def exit_on_bad_input() -> Iterator[None]:
         sys.exit(2)
 
 
+def yaml_message(path: Path | str, error: Exception) -> str:
+    """
+    Where a file stops being YAML, on one line.
+
+    :param path: the file that was read
+    :param error: what the parser raised
+    """
+    where = getattr(error, "problem_mark", None)
+    return f"{path}: not valid YAML" + (f" at line {where.line + 1}" if where else "")
+
+
 def validation_message(path: Path | str, error: ValidationError, allowed: str = "") -> str:
     """
     The first fault pydantic found, on one line.
 
     :param path: the file that was read
     :param error: what pydantic raised
-    :param allowed: the fields that exist, named when an unknown one was given
+    :param allowed: the fields that exist, named when an unknown one was given, or none
     """
     faults = error.errors()
     # A misspelt field is two faults; the unknown name says more than the missing one.
     fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
     field = ".".join(str(part) for part in fault["loc"]) or "(top level)"
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "model_type":
+        message = "must be a mapping" + ("" if fault["loc"] else allowed)
     if fault["type"] == "extra_forbidden":
         message = f"unknown field{allowed}"
     return " ".join(f"{path}: {field}: {message}".split())

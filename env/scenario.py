@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from env.errors import InputError, validation_message
+from env.errors import InputError, validation_message, yaml_message
 
 SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
@@ -96,8 +96,6 @@ class Service(_Part):
 
     @model_validator(mode="after")
     def _choices_grow(self) -> "Service":
-        if self.overflow_cores and not set(self.core_choices[-1]) < set(self.overflow_cores):
-            raise ValueError("overflow_cores: must contain the largest of core_choices, and more")
         for smaller, larger in zip(self.core_choices, self.core_choices[1:], strict=False):
             if not set(smaller) < set(larger):
                 raise ValueError("core_choices: each set must contain the one before it")
@@ -257,6 +255,11 @@ class Scenario(_Part):
                         f"service.{field}: vCPU {vcpu} does not exist; "
                         f"allowed are 0 to {self.machine.vcpus - 1}"
                     )
+        overflow = set(self.service.overflow_cores)
+        if overflow and not set(self.service.core_choices[-1]) < overflow:
+            raise ValueError(
+                "service.overflow_cores: must contain the largest of core_choices, and more"
+            )
         for job in self.jobs:
             if job.memory_mib > self.machine.memory_mib:
                 raise ValueError(
@@ -389,9 +392,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
             f"give a YAML file or one of: {known}"
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        raise InputError(f"{path}: not valid YAML{line}") from error
+        raise InputError(yaml_message(path, error)) from error
     if isinstance(content, dict) and is_profile_file(str(content.get("profile", ""))):
         content["profile"] = str((path.parent / content["profile"]).resolve())
     return _validated(path, content)

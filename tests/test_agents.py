@@ -359,6 +359,11 @@ def test_unknown_names_list_the_known():
         agents.make("nope")
 
 
+def test_a_missing_parameter_file_lists_the_known():
+    with pytest.raises(InputError, match=r"none\.yaml: cannot be read .*one of: .*perfiso"):
+        agents.make("none.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

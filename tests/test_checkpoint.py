@@ -163,8 +163,10 @@ def test_a_truncated_file_and_a_missing_one_are_refused(path, tmp_path):
     short.write_bytes(path.read_bytes()[:-400])
     with pytest.raises(InputError, match="truncated"):
         read_checkpoint(short)
-    with pytest.raises(InputError, match="no such checkpoint"):
+    with pytest.raises(InputError, match=r"no such checkpoint; .*one of: best\.zip, cca-2024\.zip"):
         read_checkpoint(tmp_path / "nowhere.zip")
+    with pytest.raises(InputError, match=r"is a folder; a checkpoint is a \.zip file"):
+        read_checkpoint(tmp_path)
 
 
 def test_a_checkpoint_of_another_scenario_is_refused(path):

@@ -187,6 +187,9 @@ MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("core that does not exist",
      lambda c: c["service"].update(core_choices=[[0], [0, 4]], overflow_cores=[]),
      ("core_choices", "4", "0 to 3")),
+    ("only core that does not exist", put("service", "core_choices", [[7]]),
+     ("service.core_choices", "vCPU 7", "0 to 3")),
+    ("part that is a list", lambda c: c.update(load=[]), ("load: must be a mapping",)),
     ("overflow that does not exist", put("service", "overflow_cores", [0, 1, 4]),
      ("overflow_cores", "4", "0 to 3")),
     ("overflow no larger", put("service", "overflow_cores", [0, 1]),
@@ -218,9 +221,9 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path, edit: Edit, named: tuple
     [
         ("name: a\nload: b: c\n", ("not valid YAML", "line 2")),
         ("name: a\n\tb: 1\n", ("not valid YAML",)),
-        ("", ("dictionary",)),
-        ("- 1\n- 2\n", ("dictionary",)),
-        ("just words", ("dictionary",)),
+        ("", ("must be a mapping; allowed are name,", "service", "jobs")),
+        ("- 1\n- 2\n", ("must be a mapping; allowed are name,",)),
+        ("just words", ("must be a mapping; allowed are name,",)),
         ("name: 2001-99-99\n", ("not valid YAML",)),  # a date to YAML, but none there is
         ("a: " + "[" * 3000, ("not valid YAML",)),
     ],

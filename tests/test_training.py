@@ -23,7 +23,7 @@ from env.simulator.vector_env import ColocationVecEnv
 from training.adam import Adam
 from training.callbacks import EpisodeLog
 from training.ppo import new_model, resumed_model, train
-from training.recipe import load_recipe
+from training.recipe import RECIPE_FOLDER, load_recipe
 from training.selection import ACCEPTED_VARIED_RATIO, SELECTION_ENTROPY, run_selection, score
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +208,22 @@ def test_our_adam_is_torchs():
             parameters[0].grad = gradient.clone()
             optimizer.step()
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("[64, 64]", "[64, 64"), "mine.yaml: not valid YAML at line"),
+        (lambda text: text + "most_load: [0.5, 1.5]\n", "most_load.1: .*less than or equal to 1"),
+        (lambda text: "", "mine.yaml: .*must be a mapping; allowed are steps, "),
+    ],
+)
+def test_a_recipe_that_is_none_is_named_in_one_line(change, says, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(change((RECIPE_FOLDER / "default.yaml").read_text()))
+    with pytest.raises(InputError, match=says) as fault:
+        load_recipe(path)
+    assert "\n" not in str(fault.value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from env.errors import InputError, validation_message
+from env.errors import InputError, validation_message, yaml_message
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -91,7 +91,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         known = ", ".join(recipe_names())
         raise InputError(f"{name_or_path}: no such recipe; known are {known}") from error
     except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML") from error
+        raise InputError(yaml_message(path, error)) from error
     except ValidationError as error:
         allowed = f"; allowed are {', '.join(Recipe.model_fields)}"
         raise InputError(validation_message(path, error, allowed)) from error

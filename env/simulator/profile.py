@@ -19,6 +19,7 @@ import numpy.typing as npt
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from env.errors import yaml_message
 from env.simulator.jobs import JOB_FIELDS
 from env.simulator.service import SERVICE_FIELDS
 
@@ -220,7 +221,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(yaml_message(path, error)) from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
     try:
