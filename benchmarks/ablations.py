@@ -17,7 +17,6 @@ and with every parameter wrong by 20 %.
     python -m benchmarks.ablations --json ablations.json
 """
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 
-from env.commandline import OneLineParser, whole_number
+from env.commandline import OneLineParser, require_writable, whole_number
 from env.control import HISTORY
 from env.errors import exit_on_bad_input
 from env.reward import TERMS
@@ -158,22 +157,30 @@ def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
 
 
 def compare(
-    description: str, variants: Sequence[str], judged: Callable[[str, int, int], dict[str, float]]
+    name: str,
+    description: str,
+    variants: Sequence[str],
+    judged: Callable[[str, int, int], dict[str, float]],
+    argv: Sequence[str] | None = None,
 ) -> None:
     """
     Train and judge variants from the command line, and write what came out.
 
+    :param name: of the experiment's module
     :param description: of the experiment
     :param variants: their names
     :param judged: from a variant, a seed and the number of decisions to what `judge` says
+    :param argv: command line, the process's own if none is given
     """
-    line: argparse.ArgumentParser = OneLineParser(description=description)
-    line.add_argument("--steps", type=whole_number(1), default=3_000_000)
-    line.add_argument("--seeds", type=whole_number(1), default=1)
-    line.add_argument("--variant", choices=variants, action="append", help="all if none is given")
-    line.add_argument("--json", type=Path)
-    arguments = line.parse_args()
+    line = OneLineParser(prog=f"python -m {name}", description=description)
+    add = line.add_argument
+    add("--steps", type=whole_number(1), default=3_000_000, help="decisions of a run (%(default)s)")
+    add("--seeds", type=whole_number(1), default=1, help="runs of each variant (%(default)s)")
+    add("--variant", choices=variants, action="append", help="only this one; repeat it")
+    add("--json", type=Path, help="write the figures here")
+    arguments = line.parse_args(argv)
     with exit_on_bad_input():
+        require_writable(arguments.json)
         results = []
         for seed in range(arguments.seeds):
             for variant in arguments.variant or variants:
@@ -184,15 +191,19 @@ def compare(
             arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Train and judge every variant."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Train and judge every variant.
+
+    :param argv: command line, the process's own if none is given
+    """
     whole = load_recipe("best")
 
     def judged(variant: str, seed: int, steps: int) -> dict[str, float]:
         scenario, model = train(variant, seed, steps, whole)
         return judge(scenario, network_of(model), whole)
 
-    compare(__doc__.split("\n\n")[0], VARIANTS, judged)
+    compare("benchmarks.ablations", __doc__.splitlines()[1], VARIANTS, judged, argv)
 
 
 if __name__ == "__main__":

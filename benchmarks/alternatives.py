@@ -15,6 +15,7 @@ ablations: as it ends, on the selection traces.
     python -m benchmarks.alternatives --json alternatives.json
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -95,15 +96,19 @@ def train(variant: str, seed: int, steps: int, shipped: Recipe) -> Actor:
     return network_of(model)
 
 
-def main() -> None:
-    """Train and judge every variant."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Train and judge every variant.
+
+    :param argv: command line, the process's own if none is given
+    """
     shipped = load_recipe("best")
 
     def judged(variant: str, seed: int, steps: int) -> dict[str, float]:
         actor = train(variant, seed, steps, shipped)
         return judge(load_scenario("cca-2025"), actor, shipped)
 
-    compare(__doc__.split("\n\n")[0], VARIANTS, judged)
+    compare("benchmarks.alternatives", __doc__.splitlines()[1], VARIANTS, judged, argv)
 
 
 if __name__ == "__main__":

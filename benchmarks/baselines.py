@@ -7,10 +7,10 @@ Decisions are timed one by one (wall clock, median); episodes by the CPU time th
 that a busy machine slows neither much. Both are simulated runs of the shipped scenario.
 """
 
-import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from rich.table import Table
 
 import agents
 from env.allocation import Allocation
+from env.commandline import OneLineParser, require_writable, whole_number
+from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import Telemetry
@@ -75,12 +77,19 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
     }
 
 
-def main() -> None:
-    """Measure all shipped baselines from the command line."""
-    line = argparse.ArgumentParser(prog="python -m benchmarks.baselines", description=__doc__)
-    line.add_argument("--episodes", type=int, default=10, help="runs of each (%(default)s)")
-    line.add_argument("--json", type=Path, help="write the figures here")
-    arguments = line.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure all shipped baselines from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m benchmarks.baselines", description=__doc__.splitlines()[1])
+    add = line.add_argument
+    add("--episodes", type=whole_number(1), default=10, help="runs of each (%(default)s)")
+    add("--json", type=Path, help="write the figures here")
+    arguments = line.parse_args(argv)
+    with exit_on_bad_input():
+        require_writable(arguments.json)
     machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025")))
     rows = [measure(name, machine, arguments.episodes) for name in agents.names()]
     table = Table("baseline", "a decision, median [µs]", f"{EPISODES} episodes [CPU s]")

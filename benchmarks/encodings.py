@@ -15,9 +15,9 @@ All variants share the simulator, the reward, the network and the trainer (stock
     python -m benchmarks.encodings --steps 2000000 --seeds 2 --json encodings.json
 """
 
-import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from env.action import KEEP, PAUSE, PLACE, SERVICE
 from env.allocation import JobState
+from env.commandline import OneLineParser, require_writable, whole_number
+from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo import new_model
@@ -164,13 +166,20 @@ def run(variant: str, seed: int, steps: int, recipe: Recipe) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Run all variants, seed by seed, and write what came out."""
-    command = argparse.ArgumentParser(prog="python -m benchmarks.encodings")
-    command.add_argument("--steps", type=int, default=2_000_000)
-    command.add_argument("--seeds", type=int, default=2)
-    command.add_argument("--json", type=Path)
-    arguments = command.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Run all variants, seed by seed, and write what came out.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m benchmarks.encodings", description=__doc__.splitlines()[1])
+    add = line.add_argument
+    add("--steps", type=whole_number(1), default=2_000_000, help="decisions of a run (%(default)s)")
+    add("--seeds", type=whole_number(1), default=2, help="runs of each variant (%(default)s)")
+    add("--json", type=Path, help="write the figures here")
+    arguments = line.parse_args(argv)
+    with exit_on_bad_input():
+        require_writable(arguments.json)
     torch.set_num_threads(1)
     recipe = load_recipe("default")
     results = []

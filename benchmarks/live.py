@@ -43,7 +43,8 @@ from deploy.service import identify
 from deploy.state import State, StateFolder
 from env.action import edit_table
 from env.allocation import Allocation, JobAllocation, JobState, Weight
-from env.commandline import OneLineParser
+from env.commandline import OneLineParser, require_writable
+from env.errors import exit_on_bad_input
 from env.observation import VERSION, feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace
@@ -434,6 +435,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     arguments = parser().parse_args(argv)
+    with exit_on_bad_input():
+        require_writable(arguments.json)
     scale = 0.1 if arguments.quick else 1.0
     figures: dict[str, float] = {}
     with contextlib.ExitStack() as stack:

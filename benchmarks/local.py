@@ -16,7 +16,7 @@ from typing import Any
 from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, deploy
 from deploy.images import docker_daemon
 from deploy.report import read_report
-from env.commandline import OneLineParser, whole_number
+from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
 
@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     turns = []
     with exit_on_bad_input():
+        require_writable(arguments.json)
         load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
         if not CHECKPOINT.is_file():
             raise InputError(f"{CHECKPOINT}: not found; run this in the repository's folder")

@@ -21,6 +21,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
+
+from env.commandline import OneLineParser, require_writable, whole_number
+from env.errors import exit_on_bad_input
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024
@@ -377,19 +381,28 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-def main() -> None:
-    """Measure from the command line."""
-    line = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
-    line.add_argument("--json", type=Path, help="write the figures here")
-    line.add_argument("--repetitions", type=int, default=3, help="of each figure (%(default)s)")
-    line.add_argument("--rollouts", type=int, default=5, help="of a training run (%(default)s)")
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m benchmarks.speed", description=__doc__.splitlines()[1])
+    add, count = line.add_argument, whole_number(1)
+    add("--json", type=Path, help="write the figures here")
+    add("--repetitions", type=count, default=3, help="of each figure (%(default)s)")
+    add("--rollouts", type=count, default=5, help="of a training run (%(default)s)")
     threads = min(2, os.cpu_count() or 1)
-    line.add_argument("--threads", type=int, default=threads, help="of training (%(default)s)")
-    line.add_argument("--learning-curves", type=Path, metavar="DIR", help="compare the trainers")
-    line.add_argument("--seeds", type=int, default=5, help="of the learning curves (%(default)s)")
-    line.add_argument("--steps", type=int, default=1_000_000, help="of each curve (%(default)s)")
-    line.add_argument("--train", choices=["stock", "fast"], help=argparse.SUPPRESS)
-    arguments = line.parse_args()
+    add("--threads", type=count, default=threads, help="of training (%(default)s)")
+    add("--learning-curves", type=Path, metavar="DIR", help="compare the trainers")
+    add("--seeds", type=count, default=5, help="of the learning curves (%(default)s)")
+    add("--steps", type=count, default=1_000_000, help="of each curve (%(default)s)")
+    add("--train", choices=["stock", "fast"], help=argparse.SUPPRESS)
+    arguments = line.parse_args(argv)
+    with exit_on_bad_input():
+        curves = arguments.learning_curves
+        require_writable(arguments.json)
+        require_writable(curves and curves / "learning_curves.json")
     if arguments.train:
         print(
             json.dumps(

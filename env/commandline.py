@@ -1,8 +1,11 @@
-"""What all command lines share: errors on one line, numbers within limits, addresses."""
+"""What all command lines share: errors on one line, numbers within limits, addresses, outputs."""
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any, NoReturn
+
+from env.errors import InputError
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -64,3 +67,22 @@ def address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def require_writable(path: Path | None) -> None:
+    """
+    Make sure that a file can be written before the work is done that fills it.
+
+    :param path: which; its folder is made if it does not exist. None: nothing is to be written
+    :raises InputError: if it cannot
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from env.commandline import OneLineParser
+from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.simulator.jobs import JOB_FIELDS, PRESSURE
 from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
@@ -39,7 +39,6 @@ from training.fit_jobs import (
     read_scaling,
 )
 from training.fit_service import fit_service, read_points
-from training.report import require_writable
 from training.tables import VCPUS, Remark, RunTrace, count_by_group, read_runs, summarise
 
 FloatArray = npt.NDArray[np.float64]

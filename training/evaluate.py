@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 import agents
-from env.commandline import OneLineParser, number, whole_number
+from env.commandline import OneLineParser, number, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.load import MODULUS
@@ -28,7 +28,7 @@ from env.simulator.profile import Profile
 from training.commandline import read_profile
 from training.episodes import Run, Start, repeats_of, run_episode, starts_from
 from training.recording import Recorder
-from training.report import profile_report, report, require_writable, show, write_json
+from training.report import profile_report, report, show, write_json
 from training.schedule_search import EVALUATIONS
 
 __all__ = ["Start", "run_episode"]
@@ -212,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
         for path in (arguments.json, arguments.plots and arguments.plots / "picture.png"):
-            if path is not None:
-                require_writable(path)
+            require_writable(path)
         content = evaluate(arguments)
         show(content)
         if arguments.json is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import agents
-from env.commandline import OneLineParser, whole_number
+from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
@@ -31,7 +31,6 @@ from training.report import (
     fit_errors,
     mean_and_ci95,
     profile_report,
-    require_writable,
     write_json,
 )
 
@@ -334,8 +333,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.out.suffix != ".md":
             raise InputError(f"{arguments.out}: --out wants a .md file")
         for path in (arguments.out, arguments.json):
-            if path is not None:
-                require_writable(path)
+            require_writable(path)
         rows = [simulate(case, arguments.episodes, arguments.seed) for case in CASES]
         prm_rows = [simulate_prm(case, arguments.episodes, arguments.seed) for case in PRM_CASES]
         text = "\n".join(page(rows, prm_rows, arguments.episodes)) + "\n"

@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 import agents
 from agents.checkpoint import find_checkpoint
-from env.commandline import OneLineParser, number, whole_number
+from env.commandline import OneLineParser, number, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
@@ -39,7 +39,6 @@ from training.report import (
     fit_errors,
     policy_report,
     profile_report,
-    require_writable,
     write_json,
 )
 
@@ -353,8 +352,7 @@ def check(arguments: argparse.Namespace, cells: Sequence[Cell]) -> None:
     if arguments.out.suffix != ".md":
         raise InputError(f"{arguments.out}: --out wants a .md file")
     for path in (arguments.out, arguments.out.with_suffix(".png"), arguments.json):
-        if path is not None:
-            require_writable(path)
+        require_writable(path)
     for cell in cells:
         factory_of(cell.scenario, cell.interval_s)
         agents.make(cell.policy).reset(scenario_of(cell.scenario, cell.interval_s))

@@ -205,23 +205,6 @@ def failure_lines(entry: dict[str, Any], most: int = 3) -> list[str]:
     return lines
 
 
-def require_writable(path: Path) -> None:
-    """
-    Make sure that a file can be written before the work is done that fills it.
-
-    :param path: which; its folder is made if it does not exist
-    :raises InputError: if it cannot
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-
-
 def write_json(content: Any, path: Path) -> None:
     """
     Write a report.

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from rich.console import Console
 from scipy.stats import mannwhitneyu
 
-from env.commandline import OneLineParser
+from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.simulator.compiled import allocating, compiled
 from env.simulator.jobs import (
@@ -63,7 +63,7 @@ from training.fit_jobs import (
     fit_jobs,
     read_scaling,
 )
-from training.report import require_writable, write_json
+from training.report import write_json
 from training.tables import Remark, RunTrace, read_runs
 
 FloatArray = npt.NDArray[np.float64]
@@ -729,8 +729,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     begun = time.monotonic()
     with exit_on_bad_input():
         for path in (given.json, given.plots and given.plots / "durations.png"):
-            if path is not None:
-                require_writable(path)
+            require_writable(path)
         profile = read_profile(given.profile)
         report = validate(given.data, profile, given.cross_validate, given.plots, console)
         write_json(report, given.json)
