@@ -92,7 +92,7 @@ def test_evaluate_adds_the_bound(monkeypatch, capsys, options, schedules):
     assert content["bound"]["search_s"] == {"mean": 600.0, "found": 1, "tried": 2}
     assert 0.5 * mean < content["bound"]["lower_s"]["mean"] < mean
     evaluate.show(content)
-    assert "no schedule beats" in capsys.readouterr().out
+    assert "no schedule ends within" in capsys.readouterr().out
 
 
 def test_one_bound_does_not_fit_many_physics(problem, starts):

@@ -1,5 +1,7 @@
 """
-How early the jobs could be done at best: a makespan that no schedule the regulator allows beats.
+How early the jobs could be done at best: no schedule that the regulator allows ends sooner.
+
+The clock starts with the load, a makespan with the first job; see `docs/bound.md`.
 
 The argument, with its assumptions, is in `docs/bound.md`. In short: give each job's work a price.
 Whatever runs beside whatever, the machine earns at most `earnings(load)` a second; the bound is
@@ -113,7 +115,7 @@ class LowerBound:
 
     def seconds(self, targets: FloatArray, interval_s: float) -> float:
         """
-        No schedule finishes all jobs sooner.
+        No schedule finishes all jobs sooner after the load has begun [s].
 
         :param targets: float64[n], the load of each interval [requests/s]
         :param interval_s: how long each lasts [s]
@@ -192,7 +194,7 @@ def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
 
 def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float]:
     """
-    A makespan that cannot be beaten, for each trace [s].
+    How long after the load has begun the jobs can be done at best, for each trace [s].
 
     :param factory: what the episodes look like; all of one physics
     :param starts: which episodes
