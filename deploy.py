@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     :param argv: command line, the process's own if none is given
     :return: 0 if all is well, 1 if a job or the restoring failed, 128 + signal if interrupted
+    :raises SystemExit: with code 2 if what was given is wrong or the machine is not fit for it
     """
     gc.disable()  # until the loop starts: nothing that is imported is garbage
     # Forked first, so that it stays small; everything else is imported afterwards.

@@ -21,7 +21,7 @@ from urllib.parse import quote_plus, unquote_plus
 from deploy.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
 from env.errors import InputError
-from env.scenario import Scenario
+from env.scenario import Scenario, load_scenario
 from env.telemetry import Telemetry
 
 EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenario.json"
@@ -39,6 +39,19 @@ JOB_PREFIX = "job_"
 
 RECENT = 50
 """How many events are kept for the live view."""
+
+
+def scenario_of(folder: Path) -> Scenario:
+    """
+    The problem that a run was about.
+
+    :param folder: the run's report folder
+    :raises InputError: if it is none
+    """
+    path = folder / SCENARIO_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: no run's report folder (it has no {SCENARIO_FILE})")
+    return load_scenario(path)
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,15 @@ from deploy import mcperf
 from deploy.record import (
     LOAD_FILE,
     MEMCACHED,
-    SCENARIO_FILE,
     Event,
     read_events,
+    scenario_of,
     started_at_s,
 )
 from deploy.terminal import complain
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
-from env.scenario import Scenario, load_scenario
+from env.scenario import Scenario
 
 REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
 PICTURE_FILE = "run.png"
@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
         report = read_report(arguments.folder)
-        illustrate(arguments.folder, load_scenario(arguments.folder / SCENARIO_FILE), report)
+        illustrate(arguments.folder, scenario_of(arguments.folder), report)
     print(arguments.folder / PAGE_FILE)
 
 

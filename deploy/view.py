@@ -30,17 +30,17 @@ from deploy.record import (
     EVENTS_FILE,
     LOAD_FILE,
     SAMPLES_FILE,
-    SCENARIO_FILE,
     SCHEDULER,
     Event,
     Sample,
     parse_events,
     parse_samples,
+    scenario_of,
 )
 from deploy.terminal import printable
 from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
-from env.scenario import Scenario, load_scenario, profile_work_s
+from env.scenario import Scenario, profile_work_s
 
 REFRESH_S = 0.5
 SHOWN_EVENTS = 10
@@ -100,7 +100,7 @@ class Reader:
     """
 
     def __init__(self, folder: Path):
-        scenario = load_scenario(folder / SCENARIO_FILE)
+        scenario = scenario_of(folder)
         self.picture = Picture(scenario, profile_work_s(scenario.profile))
         self._events = Tail(folder / EVENTS_FILE)
         self._samples = Tail(folder / SAMPLES_FILE)

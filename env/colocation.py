@@ -99,9 +99,10 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         Start an episode.
 
         :param seed: fixes everything that is random in this and the following episodes
-        :param options: `{"trace_seed": n}` asks for a certain mcperf trace
+        :param options: `{"trace_seed": n}` asks for a certain mcperf trace, n from 1 to 2^31 - 1
         :raises InputError: if a trace is asked for where somebody else makes the load, or a real
             machine is not as it must be
+        :raises ValueError: if the trace seed is none of mcperf's
         """
         super().reset(seed=seed)
         trace_seed = (options or {}).get("trace_seed")

@@ -25,6 +25,7 @@ from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+from training import live_pictures
 from training.live_pictures import recording_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m[bold]{{ 7 * 7 }}"
@@ -215,12 +216,14 @@ def test_the_page_is_written_anew_from_the_files_and_without_pictures_if_need_be
 def test_a_folder_without_a_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in (report.main, view.main):
+    for command in (report.main, view.main, live_pictures.main):
         with pytest.raises(SystemExit) as stop:
             command([str(tmp_path)])
         assert stop.value.code == 2
         said = capsys.readouterr().err
         assert str(tmp_path) in said and len(said.splitlines()) == 1
+        if command != report.main:
+            assert "no run's report folder" in said
 
 
 # --- the live view ----------------------------------------------------------------------------

@@ -96,6 +96,8 @@ class JobData:
 def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> JobData:
     """Read and check the runs and scaling tables of one edition.
 
+    :param data: folder of measured tables.
+    :param edition: whose.
     :param note: is told what was left out.
     :raises InputError: a table is missing, empty or of no use.
     """

@@ -274,6 +274,7 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
 def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
     """Predicted duration [s] of every sample, each with its logged neighbours.
 
+    :param states: who ran beside whom, and for how long.
     :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`.
     :param host: host parameters in the order of ``HOST_FIELDS``.
     """
@@ -389,6 +390,8 @@ def fit_jobs(
 ) -> JobFit:
     """Fit all parameters to states and scaling tables.
 
+    :param states: who ran beside whom, and for how long.
+    :param scaling: run times alone, by thread count.
     :param start: where to begin; a bootstrap sample begins at the full fit.
     :param group_weights: weight of each group's squared residuals, 1 if not given.
     """

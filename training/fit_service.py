@@ -892,6 +892,9 @@ def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) ->
     """Errors of one VM's two-thread curves: below the knee, knee and plateau.
 
     :param scans: one VM's scans (:func:`one_vm`).
+    :param params: parameters of the physics.
+    :param speed: the VM's speed factor.
+    :param idle: the VM's idle-latency factor.
     :return: per curve and quantity, the relative error (median of the absolute one below the knee).
     """
     errors = {}

@@ -92,6 +92,10 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param jobs: the schedule's, as the next three
+    :param order: in which jobs that may start do so
+    :param late: the jobs' last places are for when so many are unfinished, or fewer
+    :param threshold_qps: load above which memcached holds its refuge
     :param least: memcached's smallest set, a bit mask as the next two
     :param most: its refuge
     :param overflow: its largest set
@@ -271,6 +275,7 @@ def learn(model: PPO, lessons: Lessons, epochs: int, rng: np.random.Generator) -
     Fit a model to all lessons so far.
 
     :param model: its policy to the edits, its value to the returns
+    :param lessons: what was shown
     :param epochs: passes over the lessons
     :param rng: of the order of the minibatches
     """

@@ -195,6 +195,11 @@ def slopes_of_judged(  # type: ignore[no-untyped-def]
     """
     The gradient by the logits of what `judge_actions` has written.
 
+    :param logits: float32[B, A], what it was given
+    :param probabilities: float32[B, A], what it has written, as the next two
+    :param offsets: float32[B]
+    :param entropies: float32[B]
+    :param actions: int64[B], what it was given
     :param by_log_prob: float32[B], slopes by `log_probs`
     :param by_entropy: float32[B], slopes by `entropies`
     :param slopes: float32[B, A], receives the gradient

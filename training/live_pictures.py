@@ -17,19 +17,18 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from deploy.record import (
     MEMCACHED,
-    SCENARIO_FILE,
     SCHEDULER,
     Event,
     Sample,
     read_events,
     read_samples,
+    scenario_of,
     started_at_s,
 )
 from deploy.report import PICTURE_FILE, read_intervals, read_report
 from env.allocation import JobState
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
-from env.scenario import load_scenario
 from training.plots import plot_run
 from training.recording import Interval, Recording, Span
 
@@ -131,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     folder = parser().parse_args(argv).folder
     with exit_on_bad_input():
-        scenario = load_scenario(folder / SCENARIO_FILE)
+        scenario = scenario_of(folder)
         try:
             title = f"{read_report(folder)['policy']} on {scenario.name}"
             plot_run(recording_of(folder), scenario, title, folder / PICTURE_FILE)

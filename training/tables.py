@@ -188,6 +188,7 @@ class Tables:
 def summarise(remarks: Iterable[Remark], rows: bool = False) -> list[str]:
     """One line per file and kind of remark, with how often and for which runs.
 
+    :param remarks: in any order.
     :param rows: name the first row of each run, too. The shipped profiles, whose hash covers what
         was left out, are without.
     """
@@ -593,6 +594,7 @@ def without(
 ) -> pd.DataFrame:
     """Drop faulty rows.
 
+    :param table: what is checked.
     :param file: the table's name.
     :param faults: which rows have it, and what it is; a row is named for its first one.
     :param remarks: each row is added here.

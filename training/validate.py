@@ -401,7 +401,10 @@ def replay(
 ) -> Replay:
     """Replay one run.
 
+    :param run: its load, its allocations and what was measured.
     :param job_params: one row per job of the run, in its order.
+    :param host_params: in the order of ``HOST_FIELDS``.
+    :param service_params: in the order of ``SERVICE_FIELDS``, for the run's VM.
     :param closed: start each job at its predecessor's simulated end plus the logged gap.
     """
     script = build_script(run)
@@ -638,8 +641,10 @@ def validate(
     """Replay every usable run of a folder and compare.
 
     :param data: folder of measured tables, which may hold groups never seen before.
+    :param profile: the physics; says which years, machine and jobs are taken.
     :param cross_validate: refit without each group before predicting it.
     :param plots: folder for plots, if wanted.
+    :param say: where to report; silent if not given.
     :raises InputError: unusable tables, or no run that the profile can judge.
     """
     console = say or Console(quiet=True)
