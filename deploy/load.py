@@ -182,7 +182,7 @@ def trace_of(arguments: argparse.Namespace) -> LoadTrace:
                 arguments.duration,
             )
         words = arguments.scan.split(":")
-        if len(words) != 3:
+        if len(words) != 3 or not all(map(str.isdecimal, words)):
             raise ValueError(f"three whole numbers, not {arguments.scan!r}")
         start, stop, step = map(int, words)
         return LoadTrace.scan(start, stop, step, arguments.interval)

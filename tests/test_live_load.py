@@ -105,6 +105,7 @@ def test_the_load_outlives_a_restart_of_memcached() -> None:
         (("--trace-seed", "0"), "--trace-seed"),
         (("--trace-seed", "1", "--qps-min", "9", "--qps-max", "5"), "qps_max"),
         (("--scan", "5:1"), "--scan wants A:B:STEP: three whole numbers, not '5:1'"),
+        (("--scan", "1:x:1"), "--scan wants A:B:STEP: three whole numbers, not '1:x:1'"),
         (("--scan", "1:5:1", "--cpu", "4096"), "--cpu: vCPU 4096"),
         (("--scan", "1:5:1", "--memcached", "nobody"), "HOST:PORT"),
         ((), "--trace-seed --scan"),
