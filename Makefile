@@ -33,7 +33,7 @@ test: lint  ## lint, check the types and run the tests
 	$(PY) -m pytest
 
 test-live: setup  ## kill and break everything the live side stands on; needs root and Docker
-	$(SUDO) $(PY) -m pytest -m survival tests/live
+	$(SUDO) $(PY) -m pytest -p no:cacheprovider -m survival tests/live
 
 test-live-v2: setup  ## the live tests on cgroup v2, in an emulated guest; needs root and Debian
 	$(SUDO) tests/live/guest/boot $(PY) -m pytest --color=no -p no:cacheprovider $(V2_TESTS)
