@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deploy import terminal
 from deploy.watchdog import Watchdog
 
 BEAT_EVERY_S = 0.1
@@ -211,9 +212,7 @@ def _started(pid: int) -> int:
 
 
 def _say(line: str) -> None:
-    stamp = time.strftime("%H:%M:%S")
-    with contextlib.suppress(OSError):
-        print(f"{stamp} guardian: {line}", file=sys.stderr, flush=True)
+    terminal.write(terminal.ERROR, f"{time.strftime('%H:%M:%S')} guardian: {line}")
 
 
 if __name__ == "__main__":

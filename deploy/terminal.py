@@ -1,11 +1,12 @@
 """
-Lines for whoever watches. They may be lost to a full disk or a closed pipe; the loop may not.
+Lines for whoever watches: a full disk or a stopped terminal may lose them, and not stop the loop.
 
 They are written past Python's buffers, which keep what was refused and fail with it at the end.
 """
 
 import contextlib
 import os
+import select
 
 OUT, ERROR = 1, 2
 
@@ -16,7 +17,7 @@ def say(line: str) -> None:
 
     :param line: what to say
     """
-    _write(OUT, line)
+    write(OUT, line)
 
 
 def complain(line: str) -> None:
@@ -25,7 +26,7 @@ def complain(line: str) -> None:
 
     :param line: what is wrong
     """
-    _write(ERROR, f"coretide: {line}")
+    write(ERROR, f"coretide: {line}")
 
 
 def printable(said: str) -> str:
@@ -37,6 +38,29 @@ def printable(said: str) -> str:
     return "".join(one if one.isprintable() else "�" for one in said)
 
 
-def _write(file: int, line: str) -> None:
+def write(file: int, line: str) -> None:
+    """
+    Write a line if there is room for it now, without ever waiting; it is cut at 4096 bytes.
+
+    :param file: `OUT` or `ERROR`
+    :param line: the words
+    """
+    text = printable(line).encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
     with contextlib.suppress(OSError):
-        os.write(file, f"{printable(line)}\n".encode(errors="replace"))
+        own = _reopened(file) if os.isatty(file) else os.dup(file)
+        try:
+            ready = select.poll()
+            ready.register(own, select.POLLOUT)
+            if ready.poll(0):  # up to `PIPE_BUF` bytes then fit
+                os.write(own, text)
+        finally:
+            os.close(own)
+
+
+def _reopened(terminal: int) -> int:
+    """A terminal takes a part of a line and then waits, unless a file of our own says otherwise."""
+    try:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{terminal}", flags)
+    except PermissionError:  # that of a user we were before
+        return os.dup(terminal)

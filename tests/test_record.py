@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,15 @@ def test_what_is_said_may_be_lost_and_has_no_effect_on_the_terminal(
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
         os.close(out)
         os.close(writer)
+
+
+@pytest.mark.parametrize("stalled", [os.pipe, os.openpty])
+def test_a_pipe_or_terminal_that_nobody_reads_holds_nobody_up(
+    stalled: Callable[[], tuple[int, int]],
+) -> None:
+    reader, writer = stalled()
+    program = "from deploy.terminal import say\nfor _ in range(3000): say(60 * 'x')"
+    subprocess.run([sys.executable, "-c", program], stdout=writer, check=True, timeout=20.0)
+    assert os.read(reader, 61).startswith(60 * b"x")
+    os.close(reader)
+    os.close(writer)
