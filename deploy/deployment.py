@@ -362,9 +362,9 @@ def end(
     :return: what could not be undone, one line each
     """
     if leave:
-        lines = make_safe(folder.path / STATE_FILE)
+        _, faults = make_safe(folder.path / STATE_FILE)
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
-        return [line for line in lines if line.startswith("not done")]
+        return faults
     faults = undo(state, folder, runtime, hierarchy)
     for fault in faults:
         recorder.event("custom", SCHEDULER, detail=fault)

@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ SILENCE_S = 0.6
 """With this silence the guardian acts; the promise is a safe machine within 1 s."""
 
 CALL_LIMIT_S = 2.0
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+"""Pause before what failed is tried again; it doubles each time."""
+
+TRY_FOR_S = 60.0
+"""Docker may be back by then."""
+
 STOP = b"q"
 
 
@@ -107,21 +115,47 @@ def _guard(reader: int) -> None:
     state_file = _first_line(reader)
     if state_file is None:
         return
-    safe = False
+
+    def beats(wait_s: float) -> bool:
+        return bool(select.select([reader], [], [], wait_s)[0])
+
+    def taken_over(wait_s: float) -> bool:
+        time.sleep(wait_s)  # the kernel may still be at closing what the loop had open
+        return wait_s > 0.0 and _is_claimed(state_file)
+
+    patience_s: float | None = SILENCE_S
     while True:
-        ready, _, _ = select.select([reader], [], [], SILENCE_S)
+        ready, _, _ = select.select([reader], [], [], patience_s)
         message = os.read(reader, 4096) if ready else b""
         if STOP in message:
             return
-        if message:
-            safe = False
-        elif not safe:
-            _say("the loop is gone" if ready else "the loop is silent")
-            for line in make_safe(state_file):
-                _say(line)
-            safe = True
-        if ready and not message:  # the loop has ended
+        if ready and not message:
+            _rescue("the loop is gone", state_file, taken_over)
             return
+        if not ready:
+            _rescue("the loop is silent", state_file, beats)
+        patience_s = SILENCE_S if ready else None
+
+
+def _rescue(why: str, state_file: Path, back: Callable[[float], bool]) -> None:
+    """
+    Make the machine safe, and try for a while what cannot be done at once.
+
+    :param why: said, once all was tried
+    :param state_file: see `deploy.state`
+    :param back: whether a loop is back, which it is given some time for [s]
+    """
+    said: list[str] = []
+    pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S
+    while True:
+        done, faults = make_safe(state_file, lambda: back(0.0))
+        for line in (why, *done, *faults):
+            if line not in said:
+                said.append(line)
+                _say(line)
+        if not faults or time.monotonic() > give_up_s or back(pause_s):
+            return
+        pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
 
 
 def _first_line(reader: int) -> Path | None:
@@ -134,30 +168,43 @@ def _first_line(reader: int) -> Path | None:
     return Path(line.decode().rstrip("\n"))
 
 
-def make_safe(state_file: Path) -> list[str]:
+def make_safe(
+    state_file: Path, back: Callable[[], bool] = lambda: False
+) -> tuple[list[str], list[str]]:
     """
     Give memcached its vCPUs back, let the jobs yield to it, let paused jobs run.
 
     :param state_file: see `deploy.state`
-    :return: what was done or could not be, one line each
+    :param back: asked before each step; a loop that is back is left the rest to
+    :return: what was done, and what could not be, one line each
     """
+    done: list[str] = []
+    faults: list[str] = []
     try:
         state = json.loads(state_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        return [f"nothing to make safe: {state_file}: {error}"]
-    lines = [_tried("memcached has its vCPUs back", _free_service, state["service"])]
-    for name, job in state["jobs"].items():
-        if job["key"] and job["exit_code"] is None:
-            lines.append(_tried(f"{name} yields and runs", _free_job, state, job))
-    return lines
+        return [f"nothing to make safe: {state_file}: {error}"], faults
+    for what, step in _steps(state):
+        if back():
+            break
+        try:
+            step()
+            done.append(what)
+        except (OSError, ValueError, KeyError) as error:
+            faults.append(f"not done: {what}: {error}")
+    return done, faults
 
 
-def _tried(what: str, step: Callable[..., None], *arguments: Any) -> str:
-    try:
-        step(*arguments)
-    except (OSError, ValueError, KeyError) as error:
-        return f"not done: {what}: {error}"
-    return what
+def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What takes no time comes first: Docker may hang."""
+    yield "memcached has its vCPUs back", partial(_free_service, state["service"])
+    jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
+    for name, job in jobs:
+        if job["key"]:
+            yield f"{name} yields", partial(_yield, state, job)
+    for name, job in jobs:
+        if job["key"]:
+            yield f"{name} runs", partial(_resume, state, job)
 
 
 def _free_service(service: dict[str, Any] | None) -> None:
@@ -171,15 +218,19 @@ def _free_service(service: dict[str, Any] | None) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def _free_job(state: dict[str, Any], job: dict[str, Any]) -> None:
-    group = Path(job["weight_file"]).parent if job["weight_file"] else None
-    if group is not None and group.exists():
-        Path(job["weight_file"]).write_text(str(state["background"]), encoding="utf-8")
+def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
+    if job["weight_file"]:
+        with contextlib.suppress(FileNotFoundError):  # its group is gone
+            Path(job["weight_file"]).write_text(str(state["background"]), encoding="utf-8")
+
+
+def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
     if state["runtime"] == "docker":
         _unpause(state["docker"], job["key"])
         return
     pid, _, started = job["key"].partition("-")
-    if group is not None:
+    if job["weight_file"]:
+        group = Path(job["weight_file"]).parent
         pids = [int(one) for one in (group / "cgroup.procs").read_text(encoding="utf-8").split()]
     else:
         pids = [int(pid)] if _started(int(pid)) == int(started) else []
@@ -209,6 +260,17 @@ def _started(pid: int) -> int:
     except OSError:
         return -1
     return int(text.rpartition(")")[2].split()[19])
+
+
+def _is_claimed(state_file: Path) -> bool:
+    """Whether another loop steers memcached by now, see `deploy.state.claim`."""
+    try:
+        service = json.loads(state_file.read_text(encoding="utf-8"))["service"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+            claim.connect(f"\0coretide-{service['pid']}-{service['started']}")
+    except (OSError, ValueError, TypeError):
+        return False
+    return True
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,144 @@
+"""The guardian as a process of its own, with a state of which no loop is left, or a silent one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from deploy import service
+from deploy.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from tests.live.conftest import PATIENCE, ROOT
+
+PROMISE_S = 1.0 * PATIENCE
+
+
+@pytest.fixture
+def guard(tmp_path):
+    """Starts guardians of a state; its beats and their end are ours."""
+    started = []
+
+    def start(state, stderr=subprocess.DEVNULL):
+        folder = StateFolder(tmp_path / "state")
+        folder.save(state)
+        command = [sys.executable, "-m", "deploy.guardian"]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, cwd=ROOT))
+        pipe = started[-1].stdin
+        os.write(pipe.fileno(), f"{folder.path / STATE_FILE}\n.".encode())
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+@pytest.fixture
+def dockers(tmp_path):
+    """A socket like Docker's: connections are accepted and answered where a test says so."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(10.0 * PATIENCE)
+        listener.bind(str(tmp_path / "docker.sock"))
+        listener.listen()
+        yield listener
+
+
+def asked(listener, answer=b"HTTP/1.0 204 No Content\r\n\r\n"):
+    """What a guardian asks of Docker next."""
+    connection, _ = listener.accept()
+    with connection:
+        request = connection.recv(4096).decode()
+        connection.sendall(answer)
+    return request.splitlines()[0]
+
+
+def state_of(tmp_path, *jobs, runtime="docker", **more):
+    """A deployment whose jobs run in containers of their name, and in groups that are folders."""
+    state = State("guarded", "two", runtime, f"unix://{tmp_path}/docker.sock", 0.0, 1, **more)
+    for name in jobs:
+        (tmp_path / name).mkdir()
+        weight = tmp_path / name / "cpu.weight"
+        weight.write_text("100")
+        state.jobs[name] = JobRecord(1, key=name, weight_file=str(weight))
+    return state
+
+
+def wait_until(condition, limit_s):
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def pinned(server):
+    """The record of a memcached that a loop has moved."""
+    who = service.identify(server.pid)
+    had = service.affinities(server.pid)
+    service.pin(server.pid, (0,))
+    return ServiceRecord(who.pid, who.started, had)
+
+
+def test_a_terminal_that_nobody_reads_does_not_keep_it_from_acting(guard, server, tmp_path):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    before = set(service.affinities(server.pid).values())
+    process = guard(state_of(tmp_path, service=pinned(server)), writer)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    assert set(service.affinities(server.pid).values()) == before
+    os.close(reader)
+    os.close(writer)
+
+
+def test_every_job_yields_at_once_though_docker_hangs(guard, dockers, tmp_path):
+    jobs = ("a", "b", "c", "d")
+    guard(state_of(tmp_path, *jobs)).stdin.close()
+    weights = [tmp_path / name / "cpu.weight" for name in jobs]
+    wait_until(lambda: all(weight.read_text() == "1" for weight in weights), PROMISE_S)
+
+
+def test_a_weight_that_cannot_be_written_leaves_no_job_paused(guard, dockers, tmp_path):
+    state = state_of(tmp_path, "a")
+    state.jobs["a"].weight_file = str(tmp_path)
+    guard(state).stdin.close()
+    assert asked(dockers) == "POST /containers/a/unpause HTTP/1.0"
+
+
+def test_what_docker_refuses_is_tried_again(guard, dockers, tmp_path):
+    process = guard(state_of(tmp_path, "a", "b"))
+    process.stdin.close()
+    asked(dockers, b"HTTP/1.0 500 Internal Server Error\r\n\r\nit is starting")
+    asked(dockers)
+    assert asked(dockers) == "POST /containers/a/unpause HTTP/1.0"
+    asked(dockers)
+    assert process.wait(10.0 * PATIENCE) == 0
+
+
+def test_a_loop_that_is_back_is_left_the_rest(guard, dockers, tmp_path):
+    process = guard(state_of(tmp_path, "a", "b"))
+    connection, _ = dockers.accept()  # it was silent
+    os.write(process.stdin.fileno(), b".")
+    connection.close()
+    os.write(process.stdin.fileno(), b"q")
+    assert process.wait(10.0 * PATIENCE) == 0
+    dockers.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        dockers.accept()
+
+
+def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_path):
+    state = state_of(tmp_path, "a", service=pinned(server))  # there is no Docker
+    process = guard(state)
+    with claim(service.Identity(state.service.pid, state.service.started)):
+        process.stdin.close()
+        assert process.wait(10.0 * PATIENCE) == 0
+    assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
