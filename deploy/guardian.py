@@ -200,7 +200,7 @@ def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "memcached has its vCPUs back", partial(_free_service, state["service"])
     jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
     for name, job in jobs:
-        if job["key"]:
+        if job["weight_file"] or job["key"]:  # a first start that is under way has no key yet
             yield f"{name} yields", partial(_yield, state, job)
     for name, job in jobs:
         if job["key"]:
@@ -222,21 +222,38 @@ def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
     if job["weight_file"]:
         with contextlib.suppress(FileNotFoundError):  # its group is gone
             Path(job["weight_file"]).write_text(str(state["background"]), encoding="utf-8")
+        return
+    for pid in _processes(job):
+        with contextlib.suppress(FileNotFoundError):
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names alone
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
     if state["runtime"] == "docker":
         _unpause(state["docker"], job["key"])
         return
-    pid, _, started = job["key"].partition("-")
-    if job["weight_file"]:
-        group = Path(job["weight_file"]).parent
-        pids = [int(one) for one in (group / "cgroup.procs").read_text(encoding="utf-8").split()]
-    else:
-        pids = [int(pid)] if _started(int(pid)) == int(started) else []
-    for one in pids:
+    for pid in _processes(job):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
+
+
+def _processes(job: dict[str, Any]) -> list[int]:
+    """Those of its group; where it has none, those of its session while the first one lives."""
+    found: list[int] = []
+    if job["weight_file"]:
+        with contextlib.suppress(FileNotFoundError):
+            listed = Path(job["weight_file"]).with_name("cgroup.procs").read_text(encoding="utf-8")
+            found = [int(pid) for pid in listed.split()]
+        return found
+    leader, _, started = job["key"].partition("-")
+    if str(_started(leader)) == started:
+        for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(name)) == int(leader):
+                    found.append(int(name))
+    return found
 
 
 def _unpause(url: str, container: str) -> None:
@@ -253,7 +270,7 @@ def _unpause(url: str, container: str) -> None:
         raise OSError(f"Docker: {answer.splitlines()[-1]}")
 
 
-def _started(pid: int) -> int:
+def _started(pid: int | str) -> int:
     """When a process started [clock ticks since boot]; -1 if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

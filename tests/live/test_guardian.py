@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -142,3 +143,33 @@ def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_pa
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
     assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+
+
+def test_a_first_start_that_is_under_way_yields_too(guard, tmp_path):
+    state = state_of(tmp_path, "a")
+    state.jobs["a"].key = ""
+    process = guard(state)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+
+
+def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path):
+    script = "sleep 100 & echo $!; wait"
+    leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    pids = [leader.pid, int(leader.stdout.readline())]
+    os.killpg(leader.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: [service.stat_fields(pid)[0] for pid in pids] == ["T", "T"], 10.0)
+        state = state_of(tmp_path, runtime="process")
+        key = f"{leader.pid}-{service.identify(leader.pid).started}"
+        state.jobs["a"] = JobRecord(1, key=key)
+        process = guard(state)
+        process.stdin.close()
+        assert process.wait(10.0 * PATIENCE) == 0
+        assert "T" not in [service.stat_fields(pid)[0] for pid in pids]
+        assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_IDLE}
+    finally:
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+        leader.stdout.close()
