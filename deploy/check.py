@@ -19,7 +19,14 @@ from typing import Any
 from deploy import service
 from deploy.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.counters import CpiSensor, why_not_counted
-from deploy.deployment import EXIT_FAILED, EXIT_OK, Settings, find_service, usable_hierarchy
+from deploy.deployment import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Settings,
+    docker_address,
+    find_service,
+    usable_hierarchy,
+)
 from deploy.placement import online_vcpus
 from deploy.sensors import ServiceSensor, VcpuClock
 from env.allocation import Weight
@@ -180,9 +187,9 @@ def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
     from deploy.containers import connect
 
     try:
-        client = connect(settings.docker or None)
+        client = connect(docker_address(settings))
         info: dict[str, Any] = client.info()
-    except (docker.errors.DockerException, OSError) as error:
+    except (docker.errors.DockerException, OSError, InputError) as error:
         yield Finding(FAULT, "Docker", f"cannot be reached: {error}")
         return
     with contextlib.closing(client):

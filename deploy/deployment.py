@@ -45,6 +45,8 @@ FIND_LIMIT_S = 1.0
 VIEW_END_S = 3.0
 """How long the live picture may take to show the end."""
 
+DOCKER_SOCKET = "unix:///var/run/docker.sock"
+
 EXIT_OK, EXIT_FAILED = 0, 1
 
 M_ARENA_MAX = -8
@@ -236,14 +238,15 @@ def make_runtime(state: State, settings: Settings, hierarchy: Hierarchy | None) 
         raise InputError("containers need control groups this user may write; use sudo")
     from deploy.containers import DockerRuntime
 
-    return DockerRuntime(hierarchy, state.nonce, state.docker or None, settings.privileged)
+    return DockerRuntime(hierarchy, state.nonce, state.docker, settings.privileged)
 
 
 def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
     """
     A new deployment, or the one to resume.
 
-    :raises InputError: if the folder holds one that has not ended, or none to resume
+    :raises InputError: if the folder holds one that has not ended, or none to resume, or if Docker
+        is where the guardian cannot reach it
     """
     left = folder.load()
     if settings.resume:
@@ -262,9 +265,21 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
         nonce=secrets.token_hex(6),
         scenario=scenario.name,
         runtime=settings.runtime,
-        docker=settings.docker or "",
+        docker=docker_address(settings) if settings.runtime == "docker" else "",
         started_s=time.monotonic(),
     )
+
+
+def docker_address(settings: Settings) -> str:
+    """
+    The Docker daemon's address, which the guardian must know, too.
+
+    :raises InputError: if it is no Unix socket: the guardian talks to nothing else
+    """
+    address = settings.docker or os.environ.get("DOCKER_HOST") or DOCKER_SOCKET
+    if not address.startswith("unix:///"):
+        raise InputError(f"Docker at {address}: must be at unix:///PATH, on this machine")
+    return address
 
 
 def _settle_memory() -> None:

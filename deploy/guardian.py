@@ -258,11 +258,10 @@ def _processes(job: dict[str, Any]) -> list[int]:
 
 def _unpause(url: str, container: str) -> None:
     """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
-    path = url.removeprefix("unix://") if url else "/var/run/docker.sock"
     request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CALL_LIMIT_S)
-        connection.connect(path)
+        connection.connect(url.removeprefix("unix://"))
         connection.sendall(request.encode())
         answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
     status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"

@@ -69,7 +69,7 @@ class State:
     :param nonce: marks what is ours
     :param scenario: its name
     :param runtime: docker or process
-    :param docker: address of the Docker daemon, or empty for the default
+    :param docker: address of the Docker daemon, empty where there is none
     :param started_s: when it began, on the monotonic clock of this boot
     :param background: what is written to a job's weight file to make it yield
     """

@@ -12,7 +12,9 @@ import time
 import pytest
 
 from deploy import service
+from deploy.deployment import Settings, begin_state
 from deploy.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, ROOT
 
 PROMISE_S = 1.0 * PATIENCE
@@ -173,3 +175,13 @@ def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path)
         os.killpg(leader.pid, signal.SIGKILL)
         leader.wait()
         leader.stdout.close()
+
+
+def test_it_is_told_of_the_docker_that_the_environment_names(scenario_file, tmp_path, monkeypatch):
+    scenario = load_scenario(scenario_file())
+    settings = Settings("127.0.0.1", 11211, "docker", None, False, tmp_path, tmp_path)
+    folder = StateFolder(tmp_path / "state")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///somewhere/else.sock")
+    assert begin_state(scenario, settings, folder).docker == "unix:///somewhere/else.sock"
+    monkeypatch.delenv("DOCKER_HOST")
+    assert begin_state(scenario, settings, folder).docker == "unix:///var/run/docker.sock"

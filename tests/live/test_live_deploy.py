@@ -235,12 +235,14 @@ def test_a_bare_name_is_found_among_the_shipped_checkpoints(deploy, scenario_fil
 
 
 def test_bad_options_are_one_line(deploy, scenario_file):
-    nobody = ["--memcached", "127.0.0.1:9", "--policy", "concurrent"]
+    two = ["--scenario", str(scenario_file())]
+    nobody = ["--memcached", "127.0.0.1:9", "--policy", "concurrent", *two]
     for options, says in (
         (["--memcached", "here"], "must be HOST:PORT"),
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
-        ([*nobody, "--scenario", str(scenario_file())], "no memcached of this machine"),
+        (nobody, "no memcached of this machine"),
+        ([*nobody, "--docker", "tcp://10.0.0.1:2375"], "must be at unix:///PATH"),
     ):
         run = deploy(*options)
         assert run.finish() == 2
