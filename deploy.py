@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return commands.main(argv, watcher)
     finally:
-        watcher.stop()
+        watcher.close()
 
 
 if __name__ == "__main__":

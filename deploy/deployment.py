@@ -170,8 +170,8 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             actuator.close()
             leave = settings.leave_jobs and stop.number != 0
             faults = end(state, folder, runtime, hierarchy, leave, recorder)
-        if not faults:
-            guardian.stop()  # the report takes seconds, without a beat
+            if not faults:
+                guardian.stop()  # the report takes seconds, without a beat
         from deploy.outcome import write_report  # late: drawing it takes memory
 
         restored, stopped = not (faults or leave), stop.number != 0

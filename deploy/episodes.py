@@ -258,7 +258,7 @@ class Episode:
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
         folder.save(state)
         watcher = guardian.launch()
-        stack.callback(watcher.stop)
+        stack.callback(watcher.close)
         watcher.watch(folder.path / STATE_FILE)
 
         def undo() -> None:
@@ -266,6 +266,7 @@ class Episode:
             faults = end(state, folder, runtime, hierarchy, False, recorder)
             if faults:
                 raise RuntimeError("; ".join(faults))
+            watcher.stop()
 
         stack.callback(undo)
         self.machine = LiveMachine(

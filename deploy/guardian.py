@@ -50,7 +50,6 @@ class Guardian:
         self.pid = pid
         self._pipe = pipe
         self._beat_s = 0.0
-        self._stopped = False
         self._watchdog = Watchdog()
 
     def watch(self, state_file: Path) -> None:
@@ -69,14 +68,17 @@ class Guardian:
             self._watchdog.beat(now_s)
 
     def stop(self) -> None:
-        """Dismiss it: the loop has restored everything itself; a second time does nothing."""
-        if self._stopped:
-            return
-        self._stopped = True
+        """Dismiss it: the loop has restored everything itself."""
         self._watchdog.stopping()
         self._write(STOP)
-        os.close(self._pipe)
+        self.close()
         os.waitpid(self.pid, 0)
+
+    def close(self) -> None:
+        """Leave to it what was not restored, if there is anything; a second time does nothing."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
     def _write(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):

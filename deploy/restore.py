@@ -62,7 +62,7 @@ def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[
         try:
             runtime.sweep(sorted(folder.path.glob("attempt-*")), groups)
             return ""
-        except RuntimeUnavailableError as error:
+        except (RuntimeUnavailableError, OSError) as error:
             fault = f"jobs may be left: {error}"
             time.sleep(PAUSE_S)
     return fault

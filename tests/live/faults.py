@@ -20,7 +20,7 @@ from typing import Any
 
 import agents
 from agents.policy import Policy
-from deploy import sensors
+from deploy import deployment, sensors
 from env.allocation import JobState
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy.py"
@@ -129,6 +129,13 @@ def sensors_go_back() -> None:
     sensors._number = halved
 
 
+def restoring_raises() -> None:
+    def undo(*arguments: Any) -> list[str]:
+        raise PermissionError("no")
+
+    deployment.undo = undo
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -136,6 +143,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "policy-pauses-everything": policy_pauses_everything,
     "sensors-return-garbage": sensors_return_garbage,
     "sensors-go-back": sensors_go_back,
+    "restoring-raises": restoring_raises,
 }
 
 

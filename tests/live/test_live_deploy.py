@@ -138,6 +138,21 @@ def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
     assert_as_found(server, run)
 
 
+def test_what_the_loop_fails_to_restore_is_left_to_the_guardian(
+    deploy, server, scenario_file, groups_file
+):
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    run = deploy(*options, program=("-m", "tests.live.faults", "restoring-raises"))
+    run.expect(r"dedup start \[")
+    run.expect(r"update_cores \[0\]$")
+    run.process.send_signal(signal.SIGTERM)
+    run.expect("guardian: memcached has its vCPUs back")
+    assert run.finish() == 1, run.lines
+    assert set(service.affinities(server.pid).values()) == {(0, 1)}
+    assert (run.state / "state.json").exists()
+
+
 def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups_file):
     scenario = scenario_file(dedup=LONG, radix=LONG)
     options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from agents.policy import Controller
-from deploy import service
+from deploy import restore, service
 from deploy.actuator import LONGEST_REST_S, REST, Actuator
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
@@ -291,6 +291,24 @@ def actuator(server, scenario_file, tmp_path, request):
     made.close()
     assert undo(state, folder, runtime, hierarchy) == []
     recorder.close()
+
+
+@needs_groups
+def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_undone(
+    actuator, monkeypatch
+):
+    class Forbidden(ProcessRuntime):
+        def sweep(self, folders, groups):
+            raise PermissionError("no")
+
+    monkeypatch.setattr(restore, "PAUSE_S", 0.01)
+    state, folder = actuator.state, actuator._company.folder
+    state.jobs["dedup"].attempts = 1
+    run = actuator.jobs["dedup"]
+    run.make_group()
+    faults = undo(state, folder, Forbidden(), usable_hierarchy())
+    assert faults == ["jobs may be left: no"]
+    assert not run._group.exists()
 
 
 def now_s(actuator):
