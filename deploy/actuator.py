@@ -221,6 +221,8 @@ class Actuator:
     def _write_service(self, cores: tuple[int, ...]) -> None:
         if self._service is None or not cores or cores == self._service_written:
             return
+        if not service.is_alive(self._service):  # its number may be somebody else's by now
+            return
         try:
             service.pin(self._service.pid, cores)
         except OSError as error:

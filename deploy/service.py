@@ -53,7 +53,7 @@ def is_memcached(pid: int, port: int) -> bool:
     :param port: TCP port
     """
     try:
-        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() != "memcached":
+        if Path(f"/proc/{pid}/comm").read_bytes().strip() != b"memcached":
             return False
         listening = _listening_sockets(pid, port)
         return any(str(file.readlink()) in listening for file in Path(f"/proc/{pid}/fd").iterdir())

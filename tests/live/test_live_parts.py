@@ -4,8 +4,10 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,17 @@ def test_an_answer_that_makes_no_sense_or_never_comes_is_no_reading(answer):
     assert sensor.age_s(time.monotonic()) == float("inf")
     sensor.close()
     impostor.listener.close()
+
+
+def test_whoever_listens_there_under_a_name_that_is_no_text_is_no_memcached():
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            name.write_bytes(b"\xff")
+            assert not service.is_memcached(os.getpid(), listener.getsockname()[1])
+        finally:
+            name.write_bytes(before.strip())
 
 
 def test_a_counter_that_goes_back_gives_no_rate():
@@ -348,6 +361,20 @@ def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
         run.wanted = jobs[name]
     settle(actuator, *actuator.jobs)
     assert actuator.in_force() == wanted
+
+
+def test_who_has_the_number_of_a_memcached_that_is_gone_is_not_moved(actuator):
+    somebody = subprocess.Popen(["sleep", "100"])
+    try:
+        now = service.identify(somebody.pid)
+        before = service.affinities(somebody.pid)
+        actuator.follow(service.Identity(now.pid, now.started - 1))
+        actuator.apply(Allocation((0,), {}))
+        actuator.poll(now_s(actuator))
+        assert service.affinities(somebody.pid) == before
+    finally:
+        somebody.kill()
+        somebody.wait()
 
 
 @needs_groups
