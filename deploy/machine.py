@@ -300,17 +300,17 @@ class LiveMachine:
         """
         period_s = self.scenario.control.period_s
         standing = self._standing()
-        confirming = False
+        sighted_s: float | None = None
         while True:
-            due_s = self._due_s(CONFIRM_S if confirming else period_s)
+            due_s = self._due_s(period_s if sighted_s is None else CONFIRM_S)
             self._sleep(due_s)
             self.poll()
             if due_s >= until_s - 1e-4 or (wake and self._standing() != standing):
                 return
-            moved = wake and self._load_moved()
-            if moved and confirming:
+            moved_s = self._moved_s() if wake else None
+            if sighted_s is not None and moved_s is not None and moved_s > sighted_s:
                 return
-            confirming = moved
+            sighted_s = moved_s
 
     def poll(self) -> None:
         """Read the sensors once and let the actuator go on."""
@@ -363,19 +363,18 @@ class LiveMachine:
         while (left_s := until_s - self.now_s) > 0.0:
             self.actuator.wait(left_s)
 
-    def _load_moved(self) -> bool:
-        """Whether the load has moved since the last decision, by requests or by CPU use alone."""
+    def _moved_s(self) -> float | None:
+        """When the reading was taken by which the load has moved since the last decision, if so."""
         sensor, threshold = self.sensor, self.scenario.control.wake_qps
-        if abs(sensor.qps - self._decided_qps) > threshold:
-            return True
-        if sensor.requests is None or sensor.cpu is None or sensor.requests.count <= 0:
-            return False
+        requests, cpu = sensor.requests, sensor.cpu
+        if requests is None or cpu is None:
+            return None
+        if cpu.time_s - requests.time_s <= self.scenario.control.period_s:
+            return requests.time_s if abs(sensor.qps - self._decided_qps) > threshold else None
         # Without fresh counters the CPU time tells, at its price per request so far.
-        price_s = sensor.cpu.cpu_s / sensor.requests.count
-        return (
-            sensor.cpu.time_s - sensor.requests.time_s > self.scenario.control.period_s
-            and abs(sensor.cpu_cores - self._decided_cpu) > threshold * price_s
-        )
+        price_s = cpu.cpu_s / max(1, requests.count)
+        moved = abs(sensor.cpu_cores - self._decided_cpu) > threshold * price_s
+        return cpu.time_s if moved and requests.count > 0 else None
 
     def _note_overruled(self) -> None:
         """Record why the regulator overruled; called when the reasons have changed."""

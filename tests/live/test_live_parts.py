@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -16,11 +17,13 @@ from deploy import restore, service
 from deploy.actuator import LONGEST_REST_S, REST, Actuator
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
+from deploy.dry_run import DryActuator
 from deploy.loop import GuardedPolicy
+from deploy.machine import LiveMachine
 from deploy.record import Recorder
 from deploy.restore import undo
 from deploy.runtimes import ProcessRuntime
-from deploy.sensors import ServiceSensor, StatsConnection, VcpuClock
+from deploy.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
 from deploy.state import State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.scenario import load_scenario
@@ -170,6 +173,22 @@ def test_reading_waits_no_longer_than_it_is_told(server):
     connection.close()
 
 
+def test_a_sensor_works_with_more_files_open_than_select_can_name(server):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    connection = StatsConnection(server.host, server.port)
+    try:
+        connection.ask(time.monotonic())
+        connection.ask(time.monotonic())
+        assert connection.receive(2.0 * PATIENCE) is not None
+    finally:
+        connection.close()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_busy_time_of_the_vcpus_grows_with_work():
     clock = VcpuClock(1, None)
     before = sum(clock.read())
@@ -193,6 +212,46 @@ def test_busy_time_that_makes_no_sense_is_no_reading(monkeypatch, lie):
     assert sum(clock.read()) >= sum(before)
     assert clock.bad_since_s == float("inf")
     clock.close()
+
+
+# --- the machine ---
+
+
+class Scripted:
+    """Readings of memcached as a test wants them: a rate at each poll, None for no new reading."""
+
+    def __init__(self, *rates):
+        self.who = self.requests = None
+        self.cpu = Cpu(0.0, 0.0, 0.0)
+        self.qps = self.cpu_cores = 0.0
+        self._rates = list(rates)
+
+    def ask(self, now_s):
+        """Nothing is asked."""
+
+    def receive(self, now_s, patience_s):
+        rate = self._rates.pop(0)
+        if rate is not None:
+            self.requests, self.qps = Requests(now_s, 1), rate
+
+    @property
+    def polls_left(self):
+        return len(self._rates)
+
+
+def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("move", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor = Scripted(0.0, 50e3, None, None, 50e3, 50e3)
+    vcpus = VcpuClock(2, None)
+    machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+    machine.poll()
+    machine.apply(machine.applied)
+    machine.advance(machine.polled_s + 60.0, wake=True)
+    assert sensor.polls_left == 1
+    vcpus.close()
+    recorder.close()
 
 
 # --- the guard ---
