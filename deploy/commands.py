@@ -110,4 +110,5 @@ def state_folder() -> Path:
     """A folder that a reboot empties: nothing of a deployment outlives it."""
     if os.geteuid() == 0:
         return Path("/run/coretide")
-    return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/coretide-{os.geteuid()}")) / "coretide"
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own) / "coretide" if own else Path(f"/tmp/coretide-{os.geteuid()}")

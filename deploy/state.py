@@ -90,17 +90,17 @@ class StateFolder:
     The folder that a deployment keeps its state and its jobs' proofs in.
 
     :param path: made with mode 0700
-    :raises InputError: if it cannot be made, or others can open it
+    :raises InputError: if it cannot be made, others can open it, or it is a link
     """
 
     def __init__(self, path: Path):
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = path.stat()
+            found = path.lstat()  # a link is open to others
         except OSError as error:
             raise InputError(f"{path}: cannot hold the state: {error.strerror}") from error
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise InputError(f"{path}: must be yours, and closed to others (mode 0700)")
+            raise InputError(f"{path}: must be yours, closed to others (mode 0700), no link")
         self.path = path.resolve()
         self._lock = -1
 

@@ -15,6 +15,7 @@ import pytest
 from agents.policy import Controller
 from deploy import restore, service
 from deploy.actuator import LONGEST_REST_S, REST, Actuator
+from deploy.commands import state_folder
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
 from deploy.dry_run import DryActuator
@@ -26,6 +27,7 @@ from deploy.runtimes import ProcessRuntime
 from deploy.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
 from deploy.state import State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.errors import InputError
 from env.scenario import load_scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from tests.live.conftest import PATIENCE, needs_docker, needs_groups
@@ -363,6 +365,21 @@ def actuator(server, scenario_file, tmp_path, request):
     made.close()
     assert undo(state, folder, runtime, hierarchy) == []
     recorder.close()
+
+
+def test_a_state_folder_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "state").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="no link"):
+        StateFolder(tmp_path / "state")
+
+
+def test_the_state_is_not_kept_in_a_folder_that_somebody_else_may_have_made(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert state_folder() == Path("/tmp/coretide-1234")  # what is checked, and nothing above it
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1234")
+    assert state_folder() == Path("/run/user/1234/coretide")
 
 
 @needs_groups
