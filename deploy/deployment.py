@@ -45,6 +45,9 @@ FIND_LIMIT_S = 1.0
 VIEW_END_S = 3.0
 """How long the live picture may take to show the end."""
 
+LONGEST_PERIOD_S = 0.2
+"""The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
+
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -103,6 +106,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     """
     if not settings.dry_run:
         require_vcpus(scenario)
+    require_period(scenario)
     folder = StateFolder(settings.folder)
     folder.lock()
     state = begin_state(scenario, settings, folder)
@@ -213,6 +217,20 @@ def require_vcpus(scenario: Scenario) -> None:
     if not set(range(wanted)) <= set(online):
         raise InputError(
             f"scenario {scenario.name}: wants {wanted} vCPUs; this machine has {len(online)}"
+        )
+
+
+def require_period(scenario: Scenario) -> None:
+    """
+    Make sure that the loop says often enough that it lives.
+
+    :raises InputError: if the guardian would take it for dead between two polls
+    """
+    period_s = scenario.control.period_s
+    if period_s > LONGEST_PERIOD_S:
+        raise InputError(
+            f"scenario {scenario.name}: control.period_s: {period_s:g} s; a deployment polls every "
+            f"{LONGEST_PERIOD_S:g} s or more often"
         )
 
 

@@ -30,6 +30,7 @@ from deploy.deployment import (
     find_service,
     group_maker,
     make_runtime,
+    require_period,
     require_vcpus,
     usable_hierarchy,
 )
@@ -154,6 +155,7 @@ class Episode:
         self._changes = self._edits = self._decisions = 0
         self._sums = dict.fromkeys(TERMS, 0.0)
         require_vcpus(scenario)
+        require_period(scenario)
         with contextlib.ExitStack() as stack:
             self._prepare(settings, stack)
             self._await_load(settings)

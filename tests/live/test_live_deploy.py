@@ -249,14 +249,17 @@ def test_a_bare_name_is_found_among_the_shipped_checkpoints(deploy, scenario_fil
     run.expect("best.zip: made for scenario cca-2025, whose actions differ")
 
 
-def test_bad_options_are_one_line(deploy, scenario_file):
+def test_bad_options_are_one_line(deploy, scenario_file, tmp_path):
     two = ["--scenario", str(scenario_file())]
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(scenario_file().read_text().replace("period_s: 0.025", "period_s: 0.5"))
     nobody = ["--memcached", "127.0.0.1:9", "--policy", "concurrent", *two]
     for options, says in (
         (["--memcached", "here"], "must be HOST:PORT"),
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
         (nobody, "no memcached of this machine"),
+        ([*nobody, "--scenario", str(slow)], "control.period_s: 0.5 s; a deployment polls every"),
         ([*nobody, "--docker", "tcp://10.0.0.1:2375"], "must be at unix:///PATH"),
     ):
         run = deploy(*options)
