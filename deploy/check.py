@@ -27,7 +27,7 @@ from deploy.deployment import (
     find_service,
     usable_hierarchy,
 )
-from deploy.placement import online_vcpus
+from deploy.placement import online_vcpus, set_policy
 from deploy.sensors import ServiceSensor, VcpuClock
 from env.allocation import Weight
 from env.errors import InputError
@@ -138,6 +138,7 @@ def _groups(hierarchy: Hierarchy | None, settings: Settings) -> Iterator[Finding
     if hierarchy is None:
         verdict = FAULT if settings.runtime == "docker" else WARNING
         yield Finding(verdict, "control groups", "cannot be written by this user")
+        yield _normal_weight()
         return
     yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
     group = job_groups_beside(hierarchy, "self")(f"coretide-check-{os.getpid()}")
@@ -155,6 +156,21 @@ def _groups(hierarchy: Hierarchy | None, settings: Settings) -> Iterator[Finding
         yield Finding(FAULT, "background weight", f"cannot be set: {error}")
     finally:
         group.remove()
+
+
+def _normal_weight() -> Finding:
+    """Without groups background weight is a scheduling class, which not everybody may leave."""
+    what = "normal weight after background"
+    with subprocess.Popen(["sleep", "10"]) as process:
+        try:
+            for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
+                set_policy(process.pid, policy)
+        except OSError as error:
+            said = f"{error.strerror}: jobs that were in the background stay there"
+            return Finding(WARNING, what, said)
+        finally:
+            process.kill()
+    return Finding(OK, what, "can be set")
 
 
 def _share_against_background(group: JobGroup) -> float:

@@ -8,12 +8,12 @@ themselves are moved, and background weight is the scheduling class SCHED_IDLE.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from deploy.cgroups import JobGroup, parse_cpus, read_cpuset, write_cpuset
-from deploy.service import stat_fields, thread_ids
+from deploy.service import ROUNDS, stat_fields, thread_ids
 from env.allocation import Weight
 
 COUNT_EVERY_S = 1.0
@@ -99,16 +99,19 @@ class TaskPlacement:
 
     def set_cores(self, cores: tuple[int, ...]) -> None:
         """See `Placement.set_cores`."""
-        for thread in self._threads():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, cores)
+        self._change_all(lambda thread: os.sched_setaffinity(thread, cores))
 
     def set_weight(self, weight: Weight) -> None:
-        """See `Placement.set_weight`."""
-        policy = os.SCHED_OTHER if weight == Weight.NORMAL else os.SCHED_IDLE
-        for thread in self._threads():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(thread, policy, os.sched_param(0))
+        """
+        See `Placement.set_weight`.
+
+        A job stays in the background where the user may not take it out again; `--check` says so.
+        """
+        if weight == Weight.BACKGROUND:
+            self._change_all(lambda thread: set_policy(thread, os.SCHED_IDLE))
+        else:
+            with contextlib.suppress(PermissionError):
+                self._change_all(lambda thread: set_policy(thread, os.SCHED_OTHER))
 
     def set_quota(self, vcpus: float | None) -> None:
         """See `Placement.set_quota`; :raises OSError: for any limit, which needs a group."""
@@ -140,10 +143,33 @@ class TaskPlacement:
     def close(self) -> None:
         """See `Placement.close`."""
 
+    def _change_all(self, change: Callable[[int], None]) -> None:
+        """Whoever is started meanwhile may still have what its parent had: look for it again."""
+        changed: set[int] = set()
+        for _ in range(ROUNDS):
+            new = [thread for thread in self._threads() if thread not in changed]
+            for thread in new:
+                with contextlib.suppress(ProcessLookupError):
+                    change(thread)
+            if not new:
+                return
+            changed.update(new)
+
     def _threads(self) -> Iterator[int]:
         for pid in session_members(self._leader):
             with contextlib.suppress(OSError):
                 yield from thread_ids(pid)
+
+
+def set_policy(thread: int, policy: int) -> None:
+    """
+    Put a thread into a scheduling class without priorities.
+
+    :param thread: its number
+    :param policy: `os.SCHED_IDLE` or `os.SCHED_OTHER`
+    :raises OSError: if it is gone, or this user may not
+    """
+    os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
 def session_members(leader: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -10,10 +11,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from deploy import check, placement
 from deploy.cgroups import LEAST_WEIGHT, JobGroup, job_groups_beside, members
 from deploy.containers import DockerRuntime
 from deploy.deployment import usable_hierarchy
-from deploy.placement import GroupPlacement
+from deploy.placement import GroupPlacement, TaskPlacement
 from deploy.proof import prepare
 from deploy.runtimes import Attempt
 from env.allocation import Weight
@@ -179,3 +181,47 @@ def until_it_has_used(place, cpu_s):
     while place.cpu_s() < cpu_s:
         assert time.monotonic() < end_s
         time.sleep(0.01)
+
+
+# --- without groups ---
+
+
+@pytest.fixture
+def sleepers():
+    """Two processes, each in a session of its own."""
+    with (
+        subprocess.Popen(["sleep", "100"], start_new_session=True) as first,
+        subprocess.Popen(["sleep", "100"], start_new_session=True) as second,
+    ):
+        yield first.pid, second.pid
+        first.kill()
+        second.kill()
+
+
+def test_what_a_job_starts_while_it_is_moved_moves_too(sleepers, monkeypatch):
+    first, second = sleepers
+    listings = iter([[first]])
+    monkeypatch.setattr(placement, "session_members", lambda leader: next(listings, [*sleepers]))
+    job = TaskPlacement(first)
+    job.set_cores((0,))
+    assert os.sched_getaffinity(second) == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_whoever_may_not_take_a_job_out_of_the_background_can_still_move_it():
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+            with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
+                job = TaskPlacement(process.pid)
+                job.set_weight(Weight.BACKGROUND)
+                job.set_weight(Weight.NORMAL)
+                job.set_cores((0,))
+                found = job.weight(), job.cores(), check._normal_weight().verdict
+                process.kill()
+            os._exit(found != (Weight.BACKGROUND, (0,), check.WARNING))
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
