@@ -214,7 +214,7 @@ def test_whoever_may_not_take_a_job_out_of_the_background_can_still_move_it():
         try:
             os.setuid(65534)
             resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
-            with subprocess.Popen(["sleep", "100"], start_new_session=True) as process:
+            with subprocess.Popen(["sleep", "10"], start_new_session=True) as process:
                 job = TaskPlacement(process.pid)
                 job.set_weight(Weight.BACKGROUND)
                 job.set_weight(Weight.NORMAL)
