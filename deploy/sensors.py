@@ -259,7 +259,12 @@ class VcpuClock:
     def read(self) -> tuple[float, ...]:
         """Busy seconds since boot; those of the last reading that made sense, 0 before it."""
         with contextlib.suppress(OSError, ValueError, IndexError, OverflowError):
-            busy_s = tuple(self._parse(os.pread(self._file, 64 << 10, 0))[: self._vcpus])
+            text = b""
+            busy_s: tuple[float, ...] = ()
+            # The kernel gives a page of a long file at a time, whatever it is asked for.
+            while len(busy_s) < self._vcpus and (part := os.pread(self._file, 64 << 10, len(text))):
+                text += part
+                busy_s = tuple(self._parse(text)[: self._vcpus])
             if len(busy_s) == self._vcpus and min(map(sub, busy_s, self._busy_s)) >= 0.0:
                 self._busy_s, self.bad_since_s = busy_s, math.inf
                 return busy_s

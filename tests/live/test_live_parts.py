@@ -201,6 +201,19 @@ def test_busy_time_of_the_vcpus_grows_with_work():
     clock.close()
 
 
+def test_busy_time_is_read_to_the_last_vcpu_if_the_kernel_gives_a_line_at_a_time(monkeypatch):
+    clock, read = VcpuClock(2, None), os.pread
+
+    def line(file, size, offset):
+        whole = read(file, 64 << 10, 0)
+        return whole[offset : whole.find(b"\n", offset) + 1 or None][:size]
+
+    monkeypatch.setattr(os, "pread", line)
+    assert sum(clock.read()) > 0.0
+    assert clock.bad_since_s == float("inf")
+    clock.close()
+
+
 @pytest.mark.parametrize("lie", [b"", b"cpu0 1", b"cpu0 " + b"9" * 400, b"cpu0 " + b"0 " * 9])
 def test_busy_time_that_makes_no_sense_is_no_reading(monkeypatch, lie):
     clock = VcpuClock(1, None)
