@@ -29,6 +29,7 @@ from deploy.deployment import (
 )
 from deploy.placement import online_vcpus, set_policy
 from deploy.sensors import ServiceSensor, VcpuClock
+from deploy.state import claim
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -61,8 +62,7 @@ def check(scenario: Scenario, settings: Settings) -> int:
     hierarchy = usable_hierarchy()
     looks: list[Callable[[], Iterator[Finding]]] = [
         lambda: _machine(scenario),
-        lambda: _service(scenario, settings),
-        lambda: _groups(hierarchy, settings),
+        lambda: _service(scenario, settings, hierarchy),
         lambda: _docker(scenario, settings),
         lambda: _folders(settings),
         lambda: _clock(scenario),
@@ -97,7 +97,10 @@ def _machine(scenario: Scenario) -> Iterator[Finding]:
     )
 
 
-def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
+def _service(
+    scenario: Scenario, settings: Settings, hierarchy: Hierarchy | None
+) -> Iterator[Finding]:
+    """memcached, and the groups that are made beside it."""
     where = f"memcached at {settings.host}:{settings.port}"
     sensor = ServiceSensor(settings.host, settings.port)
     with contextlib.closing(sensor):
@@ -105,6 +108,7 @@ def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
             who = find_service(sensor, settings, time.monotonic())
         except InputError as error:
             yield Finding(FAULT, where, str(error))
+            yield from _groups(hierarchy, settings, "self")
             return
         workers = sensor.stats.threads
     verdict = OK if workers == scenario.service.threads else WARNING
@@ -114,15 +118,23 @@ def _service(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         f"process {who.pid}, {workers} worker threads; the scenario has {scenario.service.threads}",
     )
     yield _cycles(who)
-    had = service.affinities(who.pid)
+    yield _moves(scenario, who)
+    yield from _groups(hierarchy, settings, who.pid)
+
+
+def _moves(scenario: Scenario, who: service.Identity) -> Finding:
+    what = "memcached's vCPUs"
     try:
-        for cores in scenario.service.sets:
-            service.pin(who.pid, cores)
-        yield Finding(OK, "memcached's vCPUs", f"can be set; it has {sorted(set(had.values()))}")
-    except OSError as error:
-        yield Finding(FAULT, "memcached's vCPUs", f"cannot be set: {error}")
-    finally:
-        service.restore(who, had)
+        with claim(who):  # a loop that steers it would be overwritten
+            had = service.affinities(who.pid)
+            try:
+                for cores in scenario.service.sets:
+                    service.pin(who.pid, cores)
+            finally:
+                service.restore(who, had)
+    except (InputError, OSError) as error:
+        return Finding(FAULT, what, f"cannot be set: {error}")
+    return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
 
 
 def _cycles(who: service.Identity) -> Finding:
@@ -134,28 +146,33 @@ def _cycles(who: service.Identity) -> Finding:
     return Finding(OK, what, "are counted")
 
 
-def _groups(hierarchy: Hierarchy | None, settings: Settings) -> Iterator[Finding]:
+def _groups(
+    hierarchy: Hierarchy | None, settings: Settings, beside: int | str
+) -> Iterator[Finding]:
     if hierarchy is None:
         verdict = FAULT if settings.runtime == "docker" else WARNING
         yield Finding(verdict, "control groups", "cannot be written by this user")
         yield _normal_weight()
         return
     yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
-    group = job_groups_beside(hierarchy, "self")(f"coretide-check-{os.getpid()}")
+    make, weights = job_groups_beside(hierarchy, beside), (Weight.BACKGROUND, Weight.NORMAL)
+    groups = [make(f"coretide-check-{os.getpid()}-{weight.name.lower()}") for weight in weights]
     try:
-        group.create()
-        group.set_weight(Weight.BACKGROUND)
-        share = _share_against_background(group)
+        for group, weight in zip(groups, weights, strict=True):
+            group.create()
+            group.set_weight(weight)
+        share = _share_against(*groups)
         yield Finding(
             OK if share > 0.8 else FAULT,
             "background weight",
-            f"{group.weight()} against {group.normal_weight}: a competitor gets "
+            f"{groups[0].weight()} against {groups[1].weight()}: a competitor gets "
             f"{share:.0%} of the vCPU",
         )
     except OSError as error:
         yield Finding(FAULT, "background weight", f"cannot be set: {error}")
     finally:
-        group.remove()
+        for group in groups:
+            group.remove()
 
 
 def _normal_weight() -> Finding:
@@ -173,22 +190,21 @@ def _normal_weight() -> Finding:
     return Finding(OK, what, "can be set")
 
 
-def _share_against_background(group: JobGroup) -> float:
-    """How much of a vCPU a spinning process gets beside one in a background group."""
+def _share_against(background: JobGroup, normal: JobGroup) -> float:
+    """How much of a vCPU a spinning process gets beside one in the background group."""
     core = max(os.sched_getaffinity(0))
     spinners = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(2)]
     try:
-        folder = group.hierarchy.folder(group.path)
-        (folder / "cgroup.procs").write_text(str(spinners[0].pid), encoding="utf-8")
-        for spinner in spinners:
+        for group, spinner in zip((background, normal), spinners, strict=True):
+            group.join(spinner.pid)
             os.sched_setaffinity(spinner.pid, {core})
         time.sleep(0.1)  # both are past their start
         before = [_cpu_ns(spinner.pid) for spinner in spinners]
         time.sleep(SPIN_S)
-        background, normal = (
+        yielding, competing = (
             _cpu_ns(spinner.pid) - start for spinner, start in zip(spinners, before, strict=True)
         )
-        return normal / max(1, normal + background)
+        return competing / max(1, competing + yielding)
     finally:
         for spinner in spinners:
             spinner.kill()

@@ -94,7 +94,7 @@ class LatencyProbe(Protocol):
     """Whatever measures memcached's latency."""
 
     def poll(self) -> bool:
-        """Take in what it has measured."""
+        """Take in what it has measured; False once it has ended."""
 
     def p95_us(self, window_s: float) -> float | None:
         """95th percentile over the last window [µs]; None if it saw too little."""
@@ -324,8 +324,9 @@ class LiveMachine:
         self.sensor.ask(now_s)  # memcached answers while all else is done
         if self._guardian is not None:
             self._guardian.beat(now_s)
-        if self._probe is not None:
-            self._probe.poll()
+        if self._probe is not None and not self._probe.poll():
+            self._recorder.event("custom", SCHEDULER, detail="the latency probe has ended")
+            self._probe = None
         if self.sensor.who is not None:
             self.actuator.follow(self.sensor.who)
             if self._cpi is not None:

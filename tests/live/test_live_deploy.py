@@ -12,6 +12,7 @@ import pytest
 from deploy import service
 from deploy.record import read_events
 from deploy.report import read_report
+from deploy.state import claim
 from tests.live.conftest import (
     JOBS,
     PATIENCE,
@@ -221,10 +222,15 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
         run.close()
 
 
-def test_check_says_whether_the_machine_is_fit(deploy, scenario_file):
+def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file):
     run = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
     assert run.finish() == 0, run.lines
     run.expect("ok  memcached at .* 2 worker threads")
+    run.expect("ok  background weight")
+    with claim(service.identify(server.pid)):
+        beside = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
+        assert beside.finish() == 1
+        beside.expect("FAIL  memcached's vCPUs: .*another loop steers it already")
     nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(scenario_file()))
     assert nobody.finish() == 1
     nobody.expect("FAIL  memcached at 127.0.0.1:9")

@@ -3,6 +3,7 @@
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from deploy.deployment import group_maker, usable_hierarchy
 from deploy.dry_run import DryActuator
 from deploy.loop import GuardedPolicy
 from deploy.machine import LiveMachine
+from deploy.probe import Probe
 from deploy.record import Recorder
 from deploy.restore import undo
 from deploy.runtimes import ProcessRuntime
@@ -265,6 +267,26 @@ def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, 
     machine.apply(machine.applied)
     machine.advance(machine.polled_s + 60.0, wake=True)
     assert sensor.polls_left == 1
+    vcpus.close()
+    recorder.close()
+
+
+def test_a_probe_that_has_died_is_said_once_and_shows_nothing(server, scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("probe", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    vcpus, probe = VcpuClock(2, None), Probe(server.host, server.port, 1)
+    sensor, dry = Scripted(0.0, 0.0, 0.0), DryActuator(scenario, state)
+    machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
+    assert select.select([probe.file], [], [], 20.0 * PATIENCE)[0]
+    machine.poll()
+    probe.process.kill()
+    probe.process.wait()
+    for _ in range(2):
+        machine.poll()
+    assert machine.telemetry().service.p95_us is None
+    assert [event.detail for event in recorder.recent].count("the latency probe has ended") == 1
+    probe.stop()
     vcpus.close()
     recorder.close()
 

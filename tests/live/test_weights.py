@@ -14,7 +14,7 @@ import pytest
 from deploy import check, placement
 from deploy.cgroups import LEAST_WEIGHT, JobGroup, job_groups_beside, members
 from deploy.containers import DockerRuntime
-from deploy.deployment import usable_hierarchy
+from deploy.deployment import Settings, usable_hierarchy
 from deploy.placement import GroupPlacement, TaskPlacement
 from deploy.proof import prepare
 from deploy.runtimes import Attempt
@@ -94,6 +94,16 @@ def test_a_jobs_group_lies_beside_memcacheds_and_weighs_the_same_or_the_least(be
     ):
         job.set_weight(weight)
         assert job.weight() == value
+
+
+@needs_groups
+def test_the_check_tries_the_weights_where_jobs_will_live(beside, server, tmp_path):
+    _, job = beside
+    settings = Settings(server.host, server.port, "process", None, False, tmp_path, tmp_path)
+    found = [finding.found for finding in check._groups(job.hierarchy, settings, server.pid)]
+    version = job.hierarchy.version
+    weights = f"{LEAST_WEIGHT[version]} against {MEMCACHED_WEIGHT[version]}"
+    assert any(said.startswith(weights) for said in found), found
 
 
 @needs_groups
