@@ -46,7 +46,7 @@ def add_machine_options(command: argparse._ActionsContainer) -> None:
     add = command.add_argument
     add("--memcached", type=address, default="127.0.0.1:11211", help="HOST:PORT (%(default)s)")
     add("--runtime", choices=["docker", "process"], default="docker", help="who runs the jobs")
-    add("--docker", help="address of the Docker daemon (DOCKER_HOST, or Docker's own default)")
+    add("--docker", help="unix:///PATH of Docker (DOCKER_HOST, or Docker's own default)")
     add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
     add("--state", type=Path, default=state_folder(), help="folder of the state (%(default)s)")
 

@@ -222,7 +222,7 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
         run.close()
 
 
-def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file):
+def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tmp_path):
     run = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
     assert run.finish() == 0, run.lines
     run.expect("ok  memcached at .* 2 worker threads")
@@ -231,8 +231,11 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file):
         beside = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
         assert beside.finish() == 1
         beside.expect("FAIL  memcached's vCPUs: .*another loop steers it already")
-    nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(scenario_file()))
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(scenario_file().read_text().replace("period_s: 0.025", "period_s: 0.5"))
+    nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(slow))
     assert nobody.finish() == 1
+    nobody.expect("FAIL  period: 500 ms, a deployment allows 200")
     nobody.expect("FAIL  memcached at 127.0.0.1:9")
 
 
