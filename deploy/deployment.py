@@ -162,7 +162,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
         if not settings.resume:
-            _save_first(folder, state)
+            folder.begin(state)
         guardian.watch(folder.path / STATE_FILE)
         machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe, cpi)
         _settle_memory()
@@ -306,14 +306,6 @@ def _settle_memory() -> None:
     gc.enable()
     with contextlib.suppress(AttributeError):  # it is glibc's
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
-
-def _save_first(folder: StateFolder, state: State) -> None:
-    """Write a state before anything is done; nothing is done if that is not possible."""
-    try:
-        folder.save(state)
-    except OSError as error:
-        raise InputError(f"{folder.path}: cannot hold the state: {error.strerror}") from error
 
 
 def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) -> service.Identity:

@@ -258,7 +258,7 @@ class Episode:
         runtime = make_runtime(state, settings, hierarchy)
         groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
-        folder.save(state)
+        folder.begin(state)
         watcher = guardian.launch()
         stack.callback(watcher.close)
         watcher.watch(folder.path / STATE_FILE)

@@ -272,7 +272,8 @@ class JobRun:
 
         :param number: which
         """
-        folder = self._company.folder.attempt_folder(self.job.name, number)
+        company = self._company
+        folder = company.folder.attempt_folder(company.state.nonce, self.job.name, number)
         return Attempt(self.job, number, self.record.threads, folder, self._group)
 
     def make_group(self) -> None:

@@ -60,7 +60,7 @@ def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[
     fault = ""
     for _ in range(ATTEMPTS):
         try:
-            runtime.sweep(sorted(folder.path.glob("attempt-*")), groups)
+            runtime.sweep(folder.attempt_folders(), groups)
             return ""
         except (RuntimeUnavailableError, OSError) as error:
             fault = f"jobs may be left: {error}"

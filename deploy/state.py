@@ -129,6 +129,18 @@ class StateFolder:
         """
         return read_state(self.path)
 
+    def begin(self, state: State) -> None:
+        """
+        Write a new deployment's first state, in place of whatever one without a state has left.
+
+        :raises InputError: if that is not possible
+        """
+        self._remove_attempts()
+        try:
+            self.save(state)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot hold the state: {error.strerror}") from error
+
     def save(self, state: State) -> None:
         """
         Write the state.
@@ -141,21 +153,32 @@ class StateFolder:
 
     def clear(self) -> None:
         """Forget a deployment that has ended; its proofs go too, and what processes have left."""
+        self._remove_attempts()  # before the state: nothing is left that none speaks of
         with contextlib.suppress(FileNotFoundError):
             (self.path / STATE_FILE).unlink()
-        for folder in sorted(self.path.glob("attempt-*")):
-            shutil.rmtree(folder, ignore_errors=True)
 
-    def attempt_folder(self, job: str, number: int) -> Path:
+    def attempt_folder(self, nonce: str, job: str, number: int) -> Path:
         """
-        Where an attempt leaves its proof; made if need be.
+        Where an attempt leaves its proof, which proves nothing to another deployment.
 
+        :param nonce: of the deployment
+        :param job: its name
+        :param number: which of its attempts
+        :return: made if need be
         :raises OSError: if the disk has no room for it
         """
-        folder = self.path / f"attempt-{job}-{number}"
+        folder = self.path / f"attempt-{nonce}-{job}-{number}"
         folder.mkdir(exist_ok=True)
         prepare(folder)
         return folder
+
+    def attempt_folders(self) -> list[Path]:
+        """Where attempts have left their proofs."""
+        return sorted(self.path.glob("attempt-*"))
+
+    def _remove_attempts(self) -> None:
+        for folder in self.attempt_folders():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_state(folder: Path) -> State | None:

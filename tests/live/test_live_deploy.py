@@ -30,6 +30,14 @@ def jobs_ended(deployment):
     return sorted(event.job for event in events if event.what == "end" and event.job in JOBS)
 
 
+def await_freed(server):
+    """The guardian's promise: memcached has its vCPUs back within a second."""
+    give_up_s = time.monotonic() + 1.0 * PATIENCE
+    while set(service.affinities(server.pid).values()) != {(0, 1)}:
+        assert time.monotonic() < give_up_s, "memcached is still held"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("policy", ["groups", "checkpoint"])
 def test_processes_run_to_their_end_and_leave_no_trace(
     deploy, server, scenario_file, groups_file, tmp_path, policy
@@ -127,10 +135,7 @@ def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
     run.expect(r"update_cores \[0\]$")
     started = json.loads((run.state / "state.json").read_text())["jobs"]
     run.kill()
-    give_up_s = time.monotonic() + 1.0 * PATIENCE
-    while set(service.affinities(server.pid).values()) != {(0, 1)}:
-        assert time.monotonic() < give_up_s, "memcached is still held"
-        time.sleep(0.01)
+    await_freed(server)
     again = deploy(*options, "--resume")
     assert again.finish() == 0, again.lines
     assert jobs_ended(again) == ["dedup", "radix"]
@@ -168,6 +173,28 @@ def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups
     assert_as_found(server, run)
     names = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(run.state) not in names
+
+
+def test_proofs_of_a_deployment_whose_state_is_lost_prove_nothing_to_the_next(
+    deploy, server, scenario_file, groups_file, tmp_path
+):
+    worked = tmp_path / "worked"
+    scenario = scenario_file(dedup=["sh", "-c", f"echo once >> {worked}"], radix=["sleep", "2"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    lost = deploy(*options)
+    lost.expect("dedup end")
+    lost.kill()
+    await_freed(server)
+    state = lost.state / "state.json"
+    content = state.read_text()
+    state.unlink()
+    run = deploy(*options)
+    assert run.finish() == 0, run.lines
+    assert worked.read_text() == "once\n" * 2
+    assert list(run.state.glob("attempt-*")) == []
+    state.write_text(content)  # found again, to undo what else there is of it
+    assert deploy("--restore").finish() == 0
+    assert_as_found(server, lost)
 
 
 def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file):

@@ -80,7 +80,7 @@ def test_a_container_can_write_to_nothing_but_its_own_memory_and_a_little_proof(
         *("--docker", docker_daemon.url),
     )
     run.expect(r"dedup start \[")
-    proof = run.state / "attempt-dedup-1" / "exit"
+    proof = run.state / f"attempt-{run.nonce}-dedup-1" / "exit"
     client = docker.DockerClient(base_url=docker_daemon.url)
     container = next(one for one in client.containers.list() if "dedup" in one.name)
     said, give_up_s = "", time.monotonic() + 20.0
