@@ -223,7 +223,9 @@ def reactions(server: memcached.Memcached, folder: Path, jumps: int) -> dict[str
         client = Client(server.host, server.port, trace, max(os.sched_getaffinity(0)))
         try:
             stop = StopRequest()
-            loop = Loop(machine, GrowWithLoad(), recorder, stop)
+            policy = GrowWithLoad()
+            policy.reset(scenario)
+            loop = Loop(machine, policy, recorder, stop)
             until_s = client.start_s + JUMP_EVERY_S * len(trace.targets)
             while time.monotonic() < until_s:
                 loop.step()

@@ -27,7 +27,7 @@ from deploy.machine import LiveMachine
 from deploy.placement import online_vcpus
 from deploy.record import LOAD_FILE, SCHEDULER, Event, Recorder, set_aside
 from deploy.restore import undo
-from deploy.runtimes import ProcessRuntime, Runtime
+from deploy.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
 from deploy.sensors import ServiceSensor, VcpuClock
 from deploy.state import STATE_FILE, State, StateFolder, claim
 from deploy.terminal import complain, say
@@ -104,6 +104,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     :return: the exit code: 0 if every job has succeeded and the machine is as it was
     :raises InputError: if it cannot begin
     """
+    policy.reset(scenario)
     if not settings.dry_run:
         require_vcpus(scenario)
     require_period(scenario)
@@ -166,10 +167,15 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         guardian.watch(folder.path / STATE_FILE)
         machine = LiveMachine(scenario, actuator, sensor, vcpus, recorder, guardian, probe, cpi)
         _settle_memory()
-        try:
-            if settings.resume:
+        loop = Loop(machine, policy, recorder, stop, samplers)
+        if settings.resume:
+            try:
                 machine.take_over()
-            Loop(machine, policy, recorder, stop, samplers).run()
+            except (OSError, RuntimeUnavailableError) as error:
+                end(state, folder, runtime, hierarchy, True, recorder)  # for another try
+                raise InputError(f"{folder.path}: not taken over: {error}") from error
+        try:
+            loop.run()
         finally:
             actuator.close()
             leave = settings.leave_jobs and stop.number != 0

@@ -258,13 +258,16 @@ class JobRun:
         self._group = instance.attempt.group
         self._ended = instance.pid == 0
         self._paused_at_s = now_s if paused else None
+        self.wanted = JobAllocation(JobState.RUNNING, threads=self.record.threads)
         place = instance.placement
-        if place is not None:
-            state = JobState.PAUSED if paused else JobState.RUNNING
+        if place is None:
+            return
+        state = JobState.PAUSED if paused else JobState.RUNNING
+        try:
             self.wanted = JobAllocation(state, place.cores(), place.weight(), self.record.threads)
             self._written = self.wanted
-        else:
-            self.wanted = JobAllocation(JobState.RUNNING, threads=self.record.threads)
+        except OSError:  # it has ended since it was found
+            self._ended = True
 
     def attempt(self, number: int) -> Attempt:
         """

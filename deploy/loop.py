@@ -155,7 +155,7 @@ class Loop:
     One deployment, from its first decision to its last job.
 
     :param machine: where
-    :param policy: who decides
+    :param policy: who decides, reset for the scenario
     :param recorder: is told what happens
     :param stop: says when to stop early
     :param samplers: are shown the readings at every change, once a second and at the end
@@ -169,7 +169,6 @@ class Loop:
         stop: StopRequest,
         samplers: Sequence[Sampler] = (),
     ):
-        policy.reset(machine.scenario)
         self.machine = machine
         self.guarded = GuardedPolicy(policy, machine.scenario, recorder)
         self.decision_s: list[float] = []

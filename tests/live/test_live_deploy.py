@@ -159,6 +159,23 @@ def test_what_the_loop_fails_to_restore_is_left_to_the_guardian(
     assert (run.state / "state.json").exists()
 
 
+def test_a_resume_that_is_refused_costs_no_job(deploy, server, scenario_file, groups_file):
+    scenario = scenario_file(dedup=["sleep", "5"], radix=["sleep", "5"])
+    policy = ["--policy", str(groups_file)]
+    options = ["--scenario", str(scenario), "--runtime", "process"]
+    run = deploy(*policy, *options)
+    run.expect(r"radix start \[")
+    run.kill()
+    refused = deploy(*options, "--resume")
+    assert refused.finish() == 2
+    refused.expect("best.zip: made for scenario cca-2025")
+    again = deploy(*policy, *options, "--resume")
+    assert again.finish() == 0, again.lines
+    assert jobs_ended(again) == ["dedup", "radix"]
+    assert again.count(" start ") == 0, again.lines
+    assert_as_found(server, run)
+
+
 def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups_file):
     scenario = scenario_file(dedup=LONG, radix=LONG)
     options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]

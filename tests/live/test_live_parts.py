@@ -384,21 +384,33 @@ def test_stale_telemetry_is_for_the_fallback_and_only_while_it_lasts(scenario_fi
 @pytest.fixture(
     params=["process", pytest.param("docker", marks=[pytest.mark.survival, needs_docker])]
 )
-def actuator(server, scenario_file, tmp_path, request):
-    """Two long jobs beside memcached, under either runtime; undone at the end."""
+def actuators(server, scenario_file, tmp_path, request):
+    """
+    Makes actuators of two long jobs beside memcached, under either runtime; undone at the end.
+
+    Each goes on from the state that the one before it has left.
+    """
     scenario = load_scenario(scenario_file(dedup=LONG, radix=LONG))
     folder = StateFolder(tmp_path / "state")
     state = State("parts", scenario.name, request.param, "", time.monotonic())
+    folder.begin(state)
     recorder = Recorder(tmp_path / "report", scenario, state.started_s)
     hierarchy, runtime = usable_hierarchy(), ProcessRuntime()
     if request.param == "docker":
         url = request.getfixturevalue("docker_daemon").url
         runtime = DockerRuntime(hierarchy, state.nonce, url)
     groups = group_maker(state, hierarchy, server.pid)
-    made = Actuator(scenario, runtime, folder, state, groups, recorder)
-    yield made
-    made.close()
-    assert undo(state, folder, runtime, hierarchy) == []
+    made = []
+
+    def make():
+        for earlier in made[-1:]:
+            earlier.close()
+        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+    assert undo(made[-1].state, folder, runtime, hierarchy) == []
     recorder.close()
 
 
@@ -435,18 +447,36 @@ def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_un
     assert not run._group.exists()
 
 
+@pytest.fixture
+def actuator(actuators):
+    """The only one."""
+    return actuators()
+
+
 def now_s(actuator):
     return time.monotonic() - actuator.state.started_s
 
 
-def settle(actuator, *names):
-    """Poll until jobs are as wanted."""
+def poll_until(actuator, condition):
+    """Poll once at least, and until something is so."""
     end_s = time.monotonic() + 20.0 * PATIENCE
     actuator.poll(now_s(actuator))
-    while not all(actuator.jobs[name].settled for name in names):
+    while not condition():
         assert time.monotonic() < end_s
+        actuator.wait(0.005)
         actuator.poll(now_s(actuator))
-        time.sleep(0.005)
+
+
+def settle(actuator, *names):
+    """Poll until jobs are as wanted."""
+    poll_until(actuator, lambda: all(actuator.jobs[name].settled for name in names))
+
+
+def bring(actuator, **wanted):
+    """Have dedup as wanted."""
+    job = JobAllocation(**{"state": JobState.RUNNING, "cores": (1,), "threads": 1, **wanted})
+    actuator.apply(Allocation((0,), {"dedup": job}))
+    settle(actuator, "dedup")
 
 
 @needs_groups
@@ -518,16 +548,34 @@ def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuat
 def test_a_job_that_the_guardian_resumed_is_paused_again(actuator):
     run, runtime = actuator.jobs["dedup"], actuator._company.runtime
 
-    def bring_to(job_state):
-        actuator.apply(Allocation((0,), {"dedup": JobAllocation(job_state, (1,), threads=1)}))
-        settle(actuator, "dedup")
-
-    bring_to(JobState.RUNNING)
-    bring_to(JobState.PAUSED)
+    bring(actuator)
+    bring(actuator, state=JobState.PAUSED)
     runtime.resume(run.instance)  # as the guardian does
     actuator.forget_written()
     settle(actuator, "dedup")
     assert runtime.paused(run.instance)
     actuator.forget_written()  # nobody did anything this time
-    bring_to(JobState.RUNNING)
+    bring(actuator)
     assert not runtime.paused(run.instance)
+
+
+@needs_groups
+def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
+    first = actuators()
+    if isinstance(first._company.runtime, ProcessRuntime):
+        first._company.group_for = None  # a group of ours outlives its last process
+    bring(first)
+    again = actuators()
+    again._company.group_for = first._company.group_for
+    runtime, run = again._company.runtime, again.jobs["dedup"]
+    paused = runtime.paused
+
+    def last_seen(instance):
+        found = paused(instance)
+        runtime.remove(instance)
+        return found
+
+    monkeypatch.setattr(runtime, "paused", last_seen)
+    again.take_over(now_s(again))
+    poll_until(again, lambda: run.record.failures)
+    assert run.state == JobState.PENDING

@@ -36,6 +36,28 @@ def test_killed_again_and_again_no_job_is_lost_or_run_twice(
     assert_as_found(server, run)
 
 
+def test_a_resume_without_docker_costs_no_job(
+    deploy, server, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sleep", "6"], radix=["sleep", "6"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario)]
+    run = deploy(*options, "--docker", docker_daemon.url)
+    run.expect(r"radix start \[")
+    run.kill()
+    state = run.state / "state.json"
+    content = state.read_text()
+    state.write_text(content.replace(docker_daemon.url, "unix:///nobody"))
+    refused = deploy(*options, "--resume")
+    assert refused.finish() == 2, refused.lines
+    refused.expect("not taken over: Docker: ")
+    state.write_text(content)
+    again = deploy(*options, "--resume")
+    assert again.finish() == 0, again.lines
+    assert jobs_ended(again) == ["dedup", "radix"]
+    assert again.count(" start ") == 0, again.lines
+    assert_as_found(server, run)
+
+
 def test_a_container_killed_from_outside_is_run_again(
     deploy, server, scenario_file, groups_file, docker_daemon
 ):
