@@ -7,6 +7,7 @@ again, and what failed is tried again after a pause.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -73,6 +74,15 @@ class Company:
             self.unsaved = True
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What a job's place was last given; a value that is not known equals none that is wanted."""
+
+    cores: tuple[int, ...] = ()
+    weight: Weight | None = None
+    quota: float | None = math.nan
+
+
 @dataclass
 class _Call:
     what: str
@@ -98,7 +108,7 @@ class JobRun:
         self.changes = 0
         self._company = company
         self._group: JobGroup | None = None
-        self._written = JobAllocation()
+        self._written = _Written()
         self._paused_at_s: float | None = None
         self._doubted = False  # somebody may have resumed it
         self._ended = False
@@ -132,10 +142,10 @@ class JobRun:
             return False
         if self.record.exit_code is not None or self.wanted.state == JobState.PENDING:
             return True
-        placed = self._written.cores, self._written.weight, self._written.quota
+        wanted = _Written(self.wanted.cores, self.wanted.weight, self.wanted.quota)
         return (
             self.instance is not None
-            and placed == (self.wanted.cores, self.wanted.weight, self.wanted.quota)
+            and self._written == wanted
             and (self._paused_at_s is not None) == (self.wanted.state == JobState.PAUSED)
         )
 
@@ -185,7 +195,7 @@ class JobRun:
 
     def forget_written(self) -> None:
         """Somebody else may have changed things: write all anew, and look whether a pause holds."""
-        self._written = JobAllocation()
+        self._written = _Written()
         self._doubted = self._paused_at_s is not None
 
     def write(self) -> None:
@@ -265,7 +275,6 @@ class JobRun:
         state = JobState.PAUSED if paused else JobState.RUNNING
         try:
             self.wanted = JobAllocation(state, place.cores(), place.weight(), self.record.threads)
-            self._written = self.wanted
         except OSError:  # it has ended since it was found
             self._ended = True
 
@@ -319,17 +328,18 @@ class JobRun:
             return
         self._submit("starting", self._start, now_s, attempt, self.wanted)
 
-    def _start(self, attempt: Attempt, wanted: JobAllocation) -> tuple[Instance, JobAllocation]:
+    def _start(self, attempt: Attempt, wanted: JobAllocation) -> tuple[Instance, _Written]:
         """Runs in the worker: start an attempt, unless a call that seemed to fail has done so."""
         runtime = self._company.runtime
         found = runtime.find(attempt)
         if found is not None and (found.pid or exit_code(attempt.folder) is not None):
-            return found, JobAllocation()
+            return found, _Written()
         if found is not None:
             runtime.remove(found)
         if self._group is not None:
             self._group.set_quota(wanted.quota)
-        return runtime.start(attempt, wanted.cores, wanted.weight), wanted
+        written = _Written(wanted.cores, wanted.weight, wanted.quota)
+        return runtime.start(attempt, wanted.cores, wanted.weight), written
 
     def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
         self._call = _Call(what, self._company.worker.submit(work, *arguments), now_s)
@@ -379,10 +389,10 @@ class JobRun:
         elif what in ("starting", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
-    def _note_started(self, now_s: float, instance: Instance, placed: JobAllocation) -> None:
+    def _note_started(self, now_s: float, instance: Instance, written: _Written) -> None:
         record = self.record
         self.instance, self._ended = instance, instance.pid == 0
-        self._written = placed
+        self._written = written
         record.key = instance.key
         if record.start_s is None:
             record.start_s = now_s
@@ -431,7 +441,7 @@ class JobRun:
         if self.instance is not None:
             self._remains = replace(self.instance, ended=-1)
         self.instance, self._ended = None, False
-        self._written = JobAllocation()
+        self._written = _Written()
 
     def _note_written(self, **fields: Any) -> None:
         self._written = replace(self._written, **fields)

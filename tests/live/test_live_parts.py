@@ -560,6 +560,29 @@ def test_a_job_that_the_guardian_resumed_is_paused_again(actuator):
 
 
 @needs_groups
+def test_a_weight_that_the_guardian_changed_is_written_again(actuator):
+    run = actuator.jobs["dedup"]
+    bring(actuator)
+    run.instance.placement.set_weight(Weight.BACKGROUND)  # as the guardian does
+    actuator.forget_written()
+    settle(actuator, "dedup")
+    assert run.instance.placement.weight() == Weight.NORMAL
+
+
+@needs_groups
+def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
+    first = actuators()
+    bring(first, quota=0.5)
+    again = actuators()
+    again.take_over(now_s(again))
+    bring(again)
+    group = again.jobs["dedup"].instance.attempt.group
+    folder = group.hierarchy.folder(group.path)
+    limit = folder / ("cpu.cfs_quota_us" if group.hierarchy.version == 1 else "cpu.max")
+    assert limit.read_text().split()[0] in ("-1", "max")
+
+
+@needs_groups
 def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
     first = actuators()
     if isinstance(first._company.runtime, ProcessRuntime):
