@@ -32,7 +32,8 @@ LATE_S = 2.0
 """A call that takes longer is reported."""
 
 UNAVAILABLE_LIMIT_S = 60.0
-"""A runtime that is away for longer fails the attempt."""
+"""A runtime that is away for longer fails the attempt. One that was told to start it must first say
+that it does not run, however long that takes: no job runs twice."""
 
 GIVEN_UP = 125
 """Exit code of a job that never ran."""
@@ -116,6 +117,7 @@ class JobRun:
         self._call: _Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
+        self._asked = False  # the runtime was told to start an attempt, and has not answered
         self._complaint = ""
         self._cpu_s = self._cpu_before_s = 0.0
 
@@ -326,9 +328,12 @@ class JobRun:
         if self._company.unsaved:  # a loop that takes over must know of it
             self._put_off("starting", "the state cannot be written", now_s)
             return
-        self._submit("starting", self._start, now_s, attempt, self.wanted)
+        late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
+        self._submit("starting", self._start, now_s, attempt, self.wanted, late)
 
-    def _start(self, attempt: Attempt, wanted: JobAllocation) -> tuple[Instance, _Written]:
+    def _start(
+        self, attempt: Attempt, wanted: JobAllocation, late: bool
+    ) -> tuple[Instance, _Written]:
         """Runs in the worker: start an attempt, unless a call that seemed to fail has done so."""
         runtime = self._company.runtime
         found = runtime.find(attempt)
@@ -336,6 +341,9 @@ class JobRun:
             return found, _Written()
         if found is not None:
             runtime.remove(found)
+        if late:
+            raise JobFailedError(f"not started within {UNAVAILABLE_LIMIT_S:g} s")
+        self._asked = True
         if self._group is not None:
             self._group.set_quota(wanted.quota)
         written = _Written(wanted.cores, wanted.weight, wanted.quota)
@@ -351,6 +359,7 @@ class JobRun:
             self._put_off(call.what, str(error), now_s)
             return
         except JobFailedError as error:
+            self._asked, self._away_since_s = False, None
             self._fail(GIVEN_UP, str(error), now_s)
             return
         except Exception as error:
@@ -379,8 +388,9 @@ class JobRun:
         self._complain(f"{what} is tried again: {why}")
         self._retry_at_s = now_s + self._pause_s
         self._pause_s = min(2.0 * self._pause_s, LONGEST_PAUSE_S)
-        since = self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
-        if now_s - since <= UNAVAILABLE_LIMIT_S:
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if self._asked or self._away_for_s(now_s) <= UNAVAILABLE_LIMIT_S:
             return
         self._away_since_s = None
         if what == "removing":
@@ -389,9 +399,12 @@ class JobRun:
         elif what in ("starting", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
+    def _away_for_s(self, now_s: float) -> float:
+        return 0.0 if self._away_since_s is None else now_s - self._away_since_s
+
     def _note_started(self, now_s: float, instance: Instance, written: _Written) -> None:
         record = self.record
-        self.instance, self._ended = instance, instance.pid == 0
+        self.instance, self._ended, self._asked = instance, instance.pid == 0, False
         self._written = written
         record.key = instance.key
         if record.start_s is None:

@@ -20,12 +20,13 @@ from deploy.commands import state_folder
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
 from deploy.dry_run import DryActuator
+from deploy.jobs import GIVEN_UP, RETRIES
 from deploy.loop import GuardedPolicy
 from deploy.machine import LiveMachine
 from deploy.probe import Probe
 from deploy.record import Recorder
 from deploy.restore import undo
-from deploy.runtimes import ProcessRuntime
+from deploy.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
 from deploy.state import State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -580,6 +581,56 @@ def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
     folder = group.hierarchy.folder(group.path)
     limit = folder / ("cpu.cfs_quota_us" if group.hierarchy.version == 1 else "cpu.max")
     assert limit.read_text().split()[0] in ("-1", "max")
+
+
+@needs_groups
+def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monkeypatch):
+    """It has started the job all the same, and says so when it is back."""
+    monkeypatch.setattr("deploy.jobs.UNAVAILABLE_LIMIT_S", 0.3)
+    runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
+    find, start, silence = runtime.find, runtime.start, threading.Event()
+    attempts, unanswered = [], []
+
+    def begin(attempt, *place):
+        attempts.append(attempt.number)
+        start(attempt, *place)
+        silence.set()
+        raise RuntimeUnavailableError("no answer")
+
+    def look(attempt):
+        if silence.is_set():
+            unanswered.append(attempt.number)
+            raise RuntimeUnavailableError("no answer")
+        return find(attempt)
+
+    monkeypatch.setattr(runtime, "start", begin)
+    monkeypatch.setattr(runtime, "find", look)
+    wanted = JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), {"dedup": wanted}))
+    poll_until(actuator, lambda: len(unanswered) > 3 or run.record.failures)
+    silence.clear()
+    settle(actuator, "dedup")
+    assert attempts == [1]
+    assert (run.record.attempts, run.record.failures) == (1, 0)
+
+
+@needs_groups
+def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, monkeypatch):
+    monkeypatch.setattr("deploy.jobs.UNAVAILABLE_LIMIT_S", 0.3)
+    runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
+
+    def refuse(*_):
+        raise RuntimeUnavailableError("not now")
+
+    monkeypatch.setattr(runtime, "start", refuse)
+
+    def given_up():
+        wanted = JobAllocation(JobState.RUNNING, (1,), threads=1)
+        actuator.apply(Allocation((0,), {"dedup": wanted}))
+        return run.state == JobState.DONE
+
+    poll_until(actuator, given_up)
+    assert (run.record.attempts, run.record.exit_code) == (RETRIES + 1, GIVEN_UP)
 
 
 @needs_groups
