@@ -260,13 +260,16 @@ class JobRun:
 
     def adopt(self, instance: Instance, paused: bool, now_s: float) -> None:
         """
-        Go on with what an earlier loop started.
+        Go on with what an earlier loop started, or have the rest of what has failed removed.
 
         :param instance: the last attempt
         :param paused: whether it is paused
         :param now_s: since the run started
         """
         self.instance = instance
+        if self.record.failures == self.record.attempts:  # its end has been counted
+            self._clear_attempt(now_s)
+            return
         self._group = instance.attempt.group
         self._ended = instance.pid == 0
         self._paused_at_s = now_s if paused else None

@@ -634,6 +634,24 @@ def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, mon
 
 
 @needs_groups
+def test_an_attempt_fails_once_however_often_it_is_taken_over(actuators):
+    first = actuators()
+    run = first.jobs["dedup"]
+    bring(first)
+    os.kill(run.instance.pid, signal.SIGKILL)
+    poll_until(first, lambda: run.record.failures)  # its remains are not removed before a rest
+    for _ in range(2):
+        again = actuators()
+        run = again.jobs["dedup"]
+        again.take_over(now_s(again))
+        poll_until(again, lambda run=run: not run.busy)
+        assert (run.record.attempts, run.record.failures) == (1, 1)
+        assert run.state == JobState.PENDING
+    bring(again)
+    assert (run.record.attempts, run.record.failures) == (2, 1)
+
+
+@needs_groups
 def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
     first = actuators()
     if isinstance(first._company.runtime, ProcessRuntime):
