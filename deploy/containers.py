@@ -72,6 +72,8 @@ class DockerRuntime:
             except sdk().errors.ImageNotFound as error:
                 raise JobFailedError(f"image {attempt.job.image} is not there") from error
             except sdk().errors.APIError as error:
+                if error.is_server_error():
+                    raise
                 raise JobFailedError(f"cannot be started: {error.explanation}") from error
             return self._instance(api, attempt, container["Id"])
 
@@ -209,16 +211,12 @@ class DockerRuntime:
 
     @contextlib.contextmanager
     def _calls(self) -> Iterator[Any]:
-        """Docker's API; a daemon that is away or slow is not the job's fault."""
+        """Docker's API; a daemon that is away, slow or in trouble is not the job's fault."""
         try:
             if self._client is None:
                 self._client = connect(self._url)
             yield self._client.api
-        except OSError as error:  # as are those of the HTTP library
-            raise RuntimeUnavailableError(f"Docker: {error}") from error
-        except (JobFailedError, sdk().errors.APIError):
-            raise
-        except sdk().errors.DockerException as error:
+        except (OSError, sdk().errors.DockerException) as error:  # the HTTP library's are OSErrors
             raise RuntimeUnavailableError(f"Docker: {error}") from error
 
 

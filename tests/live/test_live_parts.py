@@ -1,5 +1,6 @@
 """The parts of the live side one by one: sensors, the guard around a policy, the actuator."""
 
+import json
 import os
 import random
 import resource
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from agents.policy import Controller
 from deploy import restore, service
 from deploy.actuator import LONGEST_REST_S, REST, Actuator
+from deploy.cgroups import job_groups_beside
 from deploy.commands import state_folder
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
@@ -26,7 +29,7 @@ from deploy.machine import LiveMachine
 from deploy.probe import Probe
 from deploy.record import Recorder
 from deploy.restore import undo
-from deploy.runtimes import ProcessRuntime, RuntimeUnavailableError
+from deploy.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
 from deploy.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
 from deploy.state import State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -649,6 +652,45 @@ def test_an_attempt_fails_once_however_often_it_is_taken_over(actuators):
         assert run.state == JobState.PENDING
     bring(again)
     assert (run.record.attempts, run.record.failures) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(400, JobFailedError), (500, RuntimeUnavailableError)]
+)
+@needs_groups
+def test_what_docker_cannot_do_is_not_the_jobs_fault(
+    server, scenario_file, tmp_path, status, error
+):
+    class Daemon(BaseHTTPRequestHandler):
+        def do_GET(self):
+            version = self.path == "/version"
+            self.answer(200 if version else 404, ApiVersion="1.44", message="no such container")
+
+        def do_POST(self):
+            self.answer(status, message="no container today")
+
+        def answer(self, code, **content):
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_):
+            pass
+
+    hierarchy = usable_hierarchy()
+    group = job_groups_beside(hierarchy, server.pid)(f"coretide-test-{os.getpid()}")
+    group.create()
+    daemon = HTTPServer(("127.0.0.1", 0), Daemon)
+    threading.Thread(target=daemon.serve_forever, daemon=True).start()
+    runtime = DockerRuntime(hierarchy, "parts", f"http://127.0.0.1:{daemon.server_port}")
+    job = load_scenario(scenario_file()).jobs[0]
+    try:
+        with pytest.raises(error, match="no container today"):
+            runtime.start(Attempt(job, 1, 1, tmp_path, group), (0,), Weight.NORMAL)
+    finally:
+        daemon.shutdown()
+        daemon.server_close()
+        group.remove()
 
 
 @needs_groups
