@@ -8,7 +8,6 @@ first gets what is new to it, then the jobs leave, then memcached leaves, then t
 is ever without a vCPU, and nobody who competes with memcached is on its vCPUs.
 """
 
-import contextlib
 import select
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -80,14 +79,14 @@ class Actuator:
 
         :param now_s: since the run started
         :raises RuntimeUnavailableError: if whoever runs the jobs cannot be asked
+        :raises OSError: if a control group cannot be made
         """
         runtime = self._company.runtime
         for run in self.jobs.values():
             record = run.record
             if record.exit_code is not None or record.attempts == 0:
                 continue
-            with contextlib.suppress(OSError):
-                run.make_group()
+            run.make_group()
             found = runtime.find(run.attempt(record.attempts))
             if found is not None:
                 run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)

@@ -294,13 +294,19 @@ class JobRun:
         return Attempt(self.job, number, self.record.threads, folder, self._group)
 
     def make_group(self) -> None:
-        """Make the job's control group, where groups can be written."""
+        """
+        Make the job's control group, where groups can be written.
+
+        :raises OSError: if the machine does not allow it
+        """
         if self._company.group_for is None or self._group is not None:
             return
-        self._group = self._company.group_for(self.job.name)
-        self._group.create()
-        self.record.group = str(self._group.path)
-        self.record.weight_file = str(self._group.weight_file)
+        group = self._company.group_for(self.job.name)
+        self.record.group = str(group.path)
+        self.record.weight_file = str(group.weight_file)
+        self._company.save()  # what is made in part is removed, too
+        group.create()
+        self._group = group
 
     # --- the worker's part ---
 

@@ -18,7 +18,7 @@ import pytest
 from agents.policy import Controller
 from deploy import restore, service
 from deploy.actuator import LONGEST_REST_S, REST, Actuator
-from deploy.cgroups import job_groups_beside
+from deploy.cgroups import JobGroup, job_groups_beside
 from deploy.commands import state_folder
 from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
@@ -652,6 +652,27 @@ def test_an_attempt_fails_once_however_often_it_is_taken_over(actuators):
         assert run.state == JobState.PENDING
     bring(again)
     assert (run.record.attempts, run.record.failures) == (2, 1)
+
+
+@needs_groups
+def test_a_control_group_that_is_not_made_at_once_is_made_later_and_known_before(
+    actuator, monkeypatch
+):
+    create, faults = JobGroup.create, [OSError("not now"), OSError("nor now")]
+    known = []
+
+    def try_to(group):
+        record = actuator._company.folder.load().jobs["dedup"]
+        known.append((record.group, record.weight_file))
+        if faults:
+            raise faults.pop()
+        create(group)
+
+    monkeypatch.setattr(JobGroup, "create", try_to)
+    bring(actuator)
+    group = actuator.jobs["dedup"].instance.attempt.group
+    assert known == [(str(group.path), str(group.weight_file))] * 3
+    assert group.exists()
 
 
 @pytest.mark.parametrize(
