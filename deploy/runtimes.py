@@ -25,7 +25,9 @@ from env.allocation import Weight
 from env.scenario import Job
 
 KILL_LIMIT_S = STOP_LIMIT_S = 5.0
-LOG_LINES = 5
+LOG_LINES, LOG_BYTES = 5, 4096
+"""How much of the end of a job's output is shown, at most; the output itself has no limit."""
+
 PID_FILE = "pid"
 
 AWAIT_LINE = 'read -r go && exec "$@"'
@@ -103,7 +105,7 @@ class Runtime(Protocol):
         """Change its vCPUs where its placement may not be written."""
 
     def outcome(self, instance: Instance) -> tuple[int, str]:
-        """The exit code of an attempt that has ended, and the last lines of its output."""
+        """The exit code of an attempt that has ended; if it failed, its output's last lines."""
 
     def remove(self, instance: Instance) -> None:
         """End it if it still runs, and leave nothing of it but its proof."""
@@ -194,10 +196,12 @@ class ProcessRuntime:
         if child is not None:
             child.wait()
         code = proof.exit_code(instance.attempt.folder)
-        try:
-            output = (instance.attempt.folder / "log").read_bytes()[-4096:]
-        except OSError:
-            output = b""
+        if code == 0:
+            return 0, ""
+        output = b""
+        with contextlib.suppress(OSError), (instance.attempt.folder / "log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
+            output = log.read(LOG_BYTES)
         tail = "\n".join(output.decode(errors="replace").splitlines()[-LOG_LINES:])
         return proof.NO_PROOF if code is None else code, tail
 

@@ -27,6 +27,7 @@ from deploy.jobs import GIVEN_UP, RETRIES
 from deploy.loop import GuardedPolicy
 from deploy.machine import LiveMachine
 from deploy.probe import Probe
+from deploy.proof import prepare
 from deploy.record import Recorder
 from deploy.restore import undo
 from deploy.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
@@ -712,6 +713,19 @@ def test_what_docker_cannot_do_is_not_the_jobs_fault(
         daemon.shutdown()
         daemon.server_close()
         group.remove()
+
+
+@pytest.mark.parametrize(("code", "tail"), [(0, ""), (3, "no luck")])
+def test_what_a_job_has_written_may_be_larger_than_memory(scenario_file, tmp_path, code, tail):
+    command = ["sh", "-c", f"truncate -s 1T log; echo >> log; echo no luck >> log; exit {code}"]
+    job = load_scenario(scenario_file(dedup=command)).jobs[0]
+    prepare(tmp_path)
+    runtime = ProcessRuntime()
+    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    assert select.select([instance.ended], [], [], 10.0 * PATIENCE)[0]
+    os.close(instance.ended)
+    found, output = runtime.outcome(instance)
+    assert (found, output.rpartition("\n")[2]) == (code, tail)
 
 
 @needs_groups
