@@ -181,8 +181,10 @@ class Actuator:
         return Allocation(cores, self._jobs_in_force())
 
     def close(self) -> None:
-        """Let the worker finish what it is at, and nothing more."""
+        """Let the worker finish what it is at, and nothing more; give what was kept open back."""
         self._worker.shutdown(wait=True, cancel_futures=True)
+        for run in self.jobs.values():
+            run.close()
 
     def _take_turns(self, now_s: float) -> None:
         """Start or remove one at a time, starts first and in the order they were wished for."""

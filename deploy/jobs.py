@@ -308,6 +308,15 @@ class JobRun:
         group.create()
         self._group = group
 
+    def close(self) -> None:
+        """Give what was kept open back; the job itself goes on."""
+        instance = self.instance
+        if instance is not None and instance.placement is not None:
+            instance.placement.close()
+        if instance is not None and instance.ended >= 0:
+            os.close(instance.ended)
+            self.instance = replace(instance, ended=-1)
+
     # --- the worker's part ---
 
     def _begin(self, now_s: float) -> None:
@@ -458,10 +467,8 @@ class JobRun:
 
     def _clear_attempt(self, now_s: float) -> None:
         self._note_resumed(now_s)
-        if self.instance is not None and self.instance.ended >= 0:
-            os.close(self.instance.ended)
-        if self.instance is not None:
-            self._remains = replace(self.instance, ended=-1)
+        self.close()
+        self._remains = self.instance
         self.instance, self._ended = None, False
         self._written = _Written()
 

@@ -729,6 +729,22 @@ def test_what_a_job_has_written_may_be_larger_than_memory(scenario_file, tmp_pat
 
 
 @needs_groups
+def test_an_actuator_that_is_closed_has_no_file_open(actuator):
+    def kept():
+        files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.exists()]
+        return sum("pidfd" in file or "coretide-parts" in file for file in files)
+
+    before, wanted = kept(), JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, wanted)))
+    settle(actuator, *actuator.jobs)
+    for run in actuator.jobs.values():
+        run.cpu_s()
+    assert kept() == before + 2 * len(actuator.jobs)
+    actuator.close()
+    assert kept() == before
+
+
+@needs_groups
 def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
     first = actuators()
     if isinstance(first._company.runtime, ProcessRuntime):
