@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Settings:
     :param docker: the Docker daemon's address; the environment's own if none is given
     :param privileged: whether containers get Docker's default rights
     :param folder: where the state is kept
-    :param report: where records go
+    :param report: where records go, but those of a dry run, which go with it
     :param probe: whether memcached's latency is measured from this machine
     :param metrics_port: where Prometheus may ask, None if nowhere
     :param illustrated: whether the report has pictures and a page
@@ -116,6 +117,11 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         sensor = ServiceSensor(settings.host, settings.port)
         stack.callback(sensor.close)
         who = find_service(sensor, settings, state.started_s)
+        records = settings.report
+        if settings.dry_run:
+            records = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            stack.enter_context(claim(who))
         cpi = None
         if policy.needs_cpi:
             cpi = cpi_sensor(policy.name, who, time.monotonic() - state.started_s)
@@ -124,13 +130,13 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         stack.callback(vcpus.close)
         listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
         samplers: list[Sampler] = []
-        if not settings.resume:
-            set_aside(settings.report)
+        if not (settings.resume or settings.dry_run):
+            set_aside(records)
         view = stack.enter_context(contextlib.ExitStack())  # closed after the last record
-        recorder = Recorder(settings.report, scenario, state.started_s, partial(_tell, listeners))
+        recorder = Recorder(records, scenario, state.started_s, partial(_tell, listeners))
         stack.callback(recorder.close)
         if settings.view:
-            view.callback(_await_view, _start_view(settings.report))
+            view.callback(_await_view, _start_view(records))
         samplers.append(recorder.sample)
         if settings.metrics_port is not None:
             from deploy.metrics import Endpoint, RunCollector
@@ -146,7 +152,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
 
             probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
             stack.callback(probe.stop)
-            load_file = settings.report / LOAD_FILE
+            load_file = records / LOAD_FILE
             if not load_file.exists():  # else the load itself tells
                 rows = LineFile.at(load_file, recorder.disk)
                 stack.callback(rows.close)
@@ -157,7 +163,6 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe, cpi=cpi)
             Loop(machine, policy, recorder, stop, samplers).run()
             return EXIT_OK
-        stack.enter_context(claim(who))
         hierarchy = usable_hierarchy()
         runtime = make_runtime(state, settings, hierarchy)
         groups = group_maker(state, hierarchy, who.pid)
@@ -185,7 +190,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         from deploy.outcome import write_report  # late: drawing it takes memory
 
         restored, stopped = not (faults or leave), stop.number != 0
-        write_report(settings.report, policy.name, machine, restored, stopped, settings.illustrated)
+        write_report(records, policy.name, machine, restored, stopped, settings.illustrated)
         return _exit_code(state, stop, faults)
 
 

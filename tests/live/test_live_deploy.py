@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from deploy import service
-from deploy.record import read_events
+from deploy.record import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
 from deploy.report import read_report
 from deploy.state import claim
 from tests.live.conftest import (
@@ -214,14 +214,19 @@ def test_proofs_of_a_deployment_whose_state_is_lost_prove_nothing_to_the_next(
     assert_as_found(server, lost)
 
 
-def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file):
+def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file, tmp_path):
     before = service.affinities(server.pid)
+    log = tmp_path / "report" / EVENTS_FILE
+    log.parent.mkdir()
+    log.write_text("of an earlier run\n")
     run = deploy("--policy", str(groups_file), "--scenario", str(scenario_file()), "--dry-run")
     run.expect("would start dedup with 1 threads on 1")
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 0
     assert service.affinities(server.pid) == before
     assert not (run.state / "state.json").exists()
+    assert list(log.parent.iterdir()) == [log]
+    assert log.read_text() == "of an earlier run\n"
 
 
 def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, tmp_path):
@@ -235,6 +240,11 @@ def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, 
     elsewhere = deploy(*options, "--state", str(tmp_path / "elsewhere"))
     assert elsewhere.finish() == 2
     assert elsewhere.count("another loop steers it already") == 1
+    assert {path.name for path in first.report.iterdir()} == {
+        EVENTS_FILE,
+        SAMPLES_FILE,
+        SCENARIO_FILE,
+    }
 
 
 def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file):
