@@ -30,8 +30,8 @@ from rich.table import Table
 
 from deploy import memcached
 from deploy.images import docker_daemon
-from deploy.record import LOAD_FILE
-from deploy.report import PAGE_FILE, REPORT_FILE, read_report
+from deploy.record import LOAD_FILE, PAGE_FILE, REPORT_FILE
+from deploy.report import read_report
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario

@@ -25,6 +25,15 @@ from env.scenario import Scenario, load_scenario
 from env.telemetry import Telemetry
 
 EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenario.json"
+REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
+PICTURE_FILE = "run.png"
+
+RUN_FILES = (
+    *(EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE),
+    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE),
+    "events.out.tfevents.*",  # TensorBoard's names
+)
+"""Patterns of what a run and its report leave; whatever else the folder holds is not theirs."""
 
 LOAD_FILE = "load.txt"
 """The load generator's output, in mcperf's format, where there is one."""
@@ -210,7 +219,7 @@ def set_aside(folder: Path) -> None:
     if not log.exists():
         return
     ended_s = log.stat().st_mtime
-    files = [path for path in folder.iterdir() if path.is_file() and path != load]
+    files = [path for pattern in RUN_FILES for path in folder.glob(pattern)]
     if load.exists() and load.stat().st_mtime <= ended_s:
         files.append(load)
     try:

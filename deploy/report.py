@@ -29,8 +29,12 @@ import jinja2
 
 from deploy import mcperf
 from deploy.record import (
+    INTERVALS_FILE,
     LOAD_FILE,
     MEMCACHED,
+    PAGE_FILE,
+    PICTURE_FILE,
+    REPORT_FILE,
     Event,
     read_events,
     scenario_of,
@@ -41,8 +45,6 @@ from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario
 
-REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
-PICTURE_FILE = "run.png"
 TEMPLATES = Path(__file__).with_name("templates")
 DRAW_LIMIT_S = 120.0
 ROW_DELAY_S = 1.0

@@ -242,6 +242,18 @@ def test_a_new_run_does_not_go_on_in_the_files_of_an_earlier_one(
     assert (earlier / "load.txt").read_text() == "of the earlier run"
 
 
+def test_what_is_no_records_stays_where_it_is(tmp_path: Path, scenario: Scenario) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    drawn = {"report.json", "run.png", "events.out.tfevents.1.host.2.0"}
+    ours = {path.name for path in tmp_path.iterdir()} | drawn
+    for name in (*drawn, "Makefile", "notes.csv"):
+        (tmp_path / name).touch()
+    set_aside(tmp_path)
+    (earlier,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert {path.name for path in earlier.iterdir()} == ours
+    assert {path.name for path in tmp_path.iterdir()} == {"Makefile", "notes.csv", earlier.name}
+
+
 def test_a_load_that_runs_already_belongs_to_the_new_run(
     tmp_path: Path, scenario: Scenario
 ) -> None:

@@ -17,6 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from deploy.record import (
     MEMCACHED,
+    PICTURE_FILE,
     SCHEDULER,
     Event,
     Sample,
@@ -25,7 +26,7 @@ from deploy.record import (
     scenario_of,
     started_at_s,
 )
-from deploy.report import PICTURE_FILE, read_intervals, read_report
+from deploy.report import read_intervals, read_report
 from env.allocation import JobState
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
