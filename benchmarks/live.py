@@ -30,7 +30,7 @@ import agents
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
 from deploy import daemon, images, memcached
 from deploy.actuator import Actuator
-from deploy.deployment import Settings, group_maker, make_runtime, usable_hierarchy
+from deploy.deployment import group_maker, make_runtime, usable_hierarchy
 from deploy.dry_run import DryActuator
 from deploy.keys import load_records
 from deploy.load import Client
@@ -270,9 +270,7 @@ def actuations(
             actuator.apply(Allocation((0, 1) if turn % 2 else (0,), {JOBS[0]: moved}))
             fast.append(1e3 * (time.perf_counter() - before))
             time.sleep(0.005)
-        make = make_runtime(
-            actuator.state, _settings(server, folder, runtime, url), usable_hierarchy()
-        )
+        make = make_runtime(actuator.state, usable_hierarchy())
         # A job that yields must be let run to be frozen.
         actuator.apply(Allocation((0,), {JOBS[0]: job}))
         for turn in range(count // 5):
@@ -359,7 +357,7 @@ def _machine(
     vcpus = VcpuClock(scenario.machine.vcpus, None)
     recorder = Recorder(folder / "records", scenario, state.started_s, listener)
     hierarchy = usable_hierarchy()
-    jobs = make_runtime(state, _settings(server, folder, runtime, url), hierarchy)
+    jobs = make_runtime(state, hierarchy)
     groups = group_maker(state, hierarchy, server.pid)
     actuator = Actuator(scenario, jobs, states, state, groups, recorder)
     actuator.follow(identify(server.pid))
@@ -374,10 +372,6 @@ def _machine(
         states.clear()
         if faults:
             raise RuntimeError("; ".join(faults))
-
-
-def _settings(server: memcached.Memcached, folder: Path, runtime: str, url: str | None) -> Settings:
-    return Settings(server.host, server.port, runtime, url, False, folder / "state", folder)
 
 
 def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:

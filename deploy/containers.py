@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 LABEL = "coretide.nonce"
 CALL_LIMIT_S = 10
 
+PIDS_LIMIT = 1024
+"""Processes and threads of a container: no job comes near it, and one that forks without end must
+not take the numbers that memcached, the loop and Docker need."""
+
 OOM_EVENTS = {
     1: "/sys/fs/cgroup/memory/memory.oom_control",
     2: "/sys/fs/cgroup/memory.events",
@@ -154,6 +158,7 @@ class DockerRuntime:
             "cgroup_parent": str(group.path),
             "mem_limit": f"{job.memory_mib}m",
             "memswap_limit": f"{job.memory_mib}m",
+            "pids_limit": PIDS_LIMIT,
             "mounts": [
                 sdk().types.Mount(
                     proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"

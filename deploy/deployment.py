@@ -164,7 +164,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             Loop(machine, policy, recorder, stop, samplers).run()
             return EXIT_OK
         hierarchy = usable_hierarchy()
-        runtime = make_runtime(state, settings, hierarchy)
+        runtime = make_runtime(state, hierarchy)
         groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
         if not settings.resume:
@@ -208,7 +208,7 @@ def restore(settings: Settings) -> int:
         print(f"nothing to restore in {folder.path}")
         return EXIT_OK
     hierarchy = usable_hierarchy()
-    faults = undo(state, folder, make_runtime(state, settings, hierarchy), hierarchy)
+    faults = undo(state, folder, make_runtime(state, hierarchy), hierarchy)
     for fault in faults:
         complain(fault)
     if faults:
@@ -255,10 +255,12 @@ def usable_hierarchy() -> Hierarchy | None:
     return hierarchy if writable else None
 
 
-def make_runtime(state: State, settings: Settings, hierarchy: Hierarchy | None) -> Runtime:
+def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
     """
     Who runs the jobs.
 
+    :param state: says who, and with which rights
+    :param hierarchy: where control groups are, if any
     :raises InputError: if it cannot on this machine
     """
     if state.runtime == "process":
@@ -267,7 +269,7 @@ def make_runtime(state: State, settings: Settings, hierarchy: Hierarchy | None) 
         raise InputError("containers need control groups this user may write; use sudo")
     from deploy.containers import DockerRuntime
 
-    return DockerRuntime(hierarchy, state.nonce, state.docker, settings.privileged)
+    return DockerRuntime(hierarchy, state.nonce, state.docker, state.privileged)
 
 
 def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
@@ -296,6 +298,7 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
         runtime=settings.runtime,
         docker=docker_address(settings) if settings.runtime == "docker" else "",
         started_s=time.monotonic(),
+        privileged=settings.privileged,
     )
 
 

@@ -255,7 +255,7 @@ class Episode:
         self._probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
         stack.callback(self._probe.stop)
         hierarchy = usable_hierarchy()
-        runtime = make_runtime(state, settings, hierarchy)
+        runtime = make_runtime(state, hierarchy)
         groups = group_maker(state, hierarchy, who.pid)
         actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
         folder.begin(state)

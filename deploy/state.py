@@ -71,6 +71,7 @@ class State:
     :param runtime: docker or process
     :param docker: address of the Docker daemon, empty where there is none
     :param started_s: when it began, on the monotonic clock of this boot
+    :param privileged: whether containers get Docker's default rights
     :param background: what is written to a job's weight file to make it yield
     """
 
@@ -79,6 +80,7 @@ class State:
     runtime: str
     docker: str
     started_s: float
+    privileged: bool = False
     background: int = 0
     boot: str = field(default_factory=lambda: BOOT_ID.read_text(encoding="utf-8").strip())
     service: ServiceRecord | None = None

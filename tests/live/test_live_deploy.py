@@ -10,6 +10,7 @@ import docker
 import pytest
 
 from deploy import service
+from deploy.containers import PIDS_LIMIT
 from deploy.record import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
 from deploy.report import read_report
 from deploy.state import claim
@@ -86,6 +87,7 @@ def test_containers_have_no_network_no_rights_and_nothing_to_write_to(
     assert settings["NetworkMode"] == "none"
     assert settings["ReadonlyRootfs"]
     assert settings["CapDrop"] == ["ALL"]
+    assert settings["PidsLimit"] == PIDS_LIMIT
     assert [mount["Destination"] for mount in container.attrs["Mounts"]] == ["/proof/exit"]
     assert container.exec_run(["stress-ng", "--version"]).exit_code == 0
     assert container.exec_run(["sh", "-c", "echo x > /usr/bin/x"]).exit_code != 0

@@ -58,6 +58,23 @@ def test_a_resume_without_docker_costs_no_job(
     assert_as_found(server, run)
 
 
+def test_a_resumed_deployment_keeps_the_rights_it_began_with(
+    deploy, scenario_file, groups_file, docker_daemon
+):
+    scenario = scenario_file(dedup=["sh", "-c", "sleep 4; touch /written"], radix=["sleep", "1"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario)]
+    options += ["--docker", docker_daemon.url]
+    run = deploy(*options, "--allow-privileged")
+    run.expect(r"dedup start \[")
+    run.kill()
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    next(one for one in client.containers.list() if "dedup" in one.name).kill()
+    client.close()
+    again = deploy(*options, "--resume")
+    assert again.finish() == 0, again.lines
+    assert again.count("dedup start") == 1
+
+
 def test_a_container_killed_from_outside_is_run_again(
     deploy, server, scenario_file, groups_file, docker_daemon
 ):
