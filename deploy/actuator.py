@@ -90,6 +90,8 @@ class Actuator:
             found = runtime.find(run.attempt(record.attempts))
             if found is not None:
                 run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)
+            elif record.failures < record.attempts:
+                record.attempts -= 1  # it never ran; should it do so yet, it is found by its number
 
     def follow(self, who: service.Identity) -> None:
         """

@@ -133,7 +133,7 @@ class StateFolder:
 
     def begin(self, state: State) -> None:
         """
-        Write a new deployment's first state, in place of whatever one without a state has left.
+        Write a new deployment's first state; what one has left whose state is lost goes.
 
         :raises InputError: if that is not possible
         """

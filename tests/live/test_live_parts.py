@@ -638,6 +638,25 @@ def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, mon
 
 
 @needs_groups
+def test_an_attempt_that_never_ran_is_begun_again_by_the_next_loop(actuators, monkeypatch):
+    refused = []
+
+    def refuse(attempt, *_):
+        refused.append(attempt.number)
+        raise RuntimeUnavailableError("not now")
+
+    first = actuators()
+    with monkeypatch.context() as patched:
+        patched.setattr(first._company.runtime, "start", refuse)
+        first.apply(Allocation((0,), {"dedup": JobAllocation(JobState.RUNNING, (1,), threads=1)}))
+        poll_until(first, lambda: refused)
+    again = actuators()
+    again.take_over(now_s(again))
+    bring(again)
+    assert refused == [again.jobs["dedup"].instance.attempt.number]
+
+
+@needs_groups
 def test_an_attempt_fails_once_however_often_it_is_taken_over(actuators):
     first = actuators()
     run = first.jobs["dedup"]
