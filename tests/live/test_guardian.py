@@ -62,7 +62,8 @@ def asked(listener, answer=b"HTTP/1.0 204 No Content\r\n\r\n"):
 
 def state_of(tmp_path, *jobs, runtime="docker", **more):
     """A deployment whose jobs run in containers of their name, and in groups that are folders."""
-    state = State("guarded", "two", runtime, f"unix://{tmp_path}/docker.sock", 0.0, 1, **more)
+    docker = f"unix://{tmp_path}/docker.sock"
+    state = State("guarded", "two", runtime, docker, 0.0, background=1, **more)
     for name in jobs:
         (tmp_path / name).mkdir()
         weight = tmp_path / name / "cpu.weight"
