@@ -68,7 +68,7 @@ class Settings:
     :param docker: the Docker daemon's address; the environment's own if none is given
     :param privileged: whether containers get Docker's default rights
     :param folder: where the state is kept
-    :param report: where records go, but those of a dry run, which go with it
+    :param report: where records go; those of a dry run are thrown away
     :param probe: whether memcached's latency is measured from this machine
     :param metrics_port: where Prometheus may ask, None if nowhere
     :param illustrated: whether the report has pictures and a page

@@ -212,12 +212,11 @@ def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
 def _free_service(service: dict[str, Any] | None) -> None:
     if service is None or _started(service["pid"]) != service["started"]:
         return
-    own: list[int] | None = None
-    for thread in os.listdir(f"/proc/{service['pid']}/task"):  # noqa: PTH208 - names alone
-        own = own or service["affinity"].get(str(service["pid"]))
-        cores = service["affinity"].get(thread, own)
+    had = service["affinity"]
+    for thread in _listed(f"/proc/{service['pid']}/task"):
+        cores = had.get(str(thread), had.get(str(service["pid"])))
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cores)
+            os.sched_setaffinity(thread, cores)
 
 
 def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
@@ -227,9 +226,9 @@ def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
         return
     for pid in _processes(job):
         with contextlib.suppress(FileNotFoundError):
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names alone
+            for thread in _listed(f"/proc/{pid}/task"):
                 with contextlib.suppress(ProcessLookupError):
-                    os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
@@ -251,11 +250,16 @@ def _processes(job: dict[str, Any]) -> list[int]:
         return found
     leader, _, started = job["key"].partition("-")
     if str(_started(leader)) == started:
-        for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
+        for pid in _listed("/proc"):
             with contextlib.suppress(ProcessLookupError):
-                if os.getsid(int(name)) == int(leader):
-                    found.append(int(name))
+                if os.getsid(pid) == int(leader):
+                    found.append(pid)
     return found
+
+
+def _listed(folder: str) -> list[int]:
+    """The processes or threads that a folder of /proc lists."""
+    return [int(path.name) for path in Path(folder).iterdir() if path.name.isdigit()]
 
 
 def _unpause(url: str, container: str) -> None:

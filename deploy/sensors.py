@@ -170,9 +170,9 @@ class StatsConnection:
         if self._socket is None or self._asked_s is None:
             return None
         if patience_s > 0.0:
-            first = select.poll()
-            first.register(self._socket, select.POLLIN)
-            first.poll(1e3 * patience_s)
+            arrival = select.poll()
+            arrival.register(self._socket, select.POLLIN)
+            arrival.poll(1e3 * patience_s)
         try:
             while not self._answer.endswith(b"END\r\n"):
                 part = self._socket.recv(LONGEST_ANSWER)
