@@ -36,8 +36,9 @@ class Parties(BestEffortController[PartiesParameters]):
     Every 500 ms the service's slack = (target - p95) / target is looked at. Below 0.05 it is
     given one more unit of one resource; above 0.20 one unit is taken from it for best-effort
     work, and given back at once if the slack then falls below 0.05. Of the paper's resources
-    only cores can be moved here; what is unused belongs to best-effort work. Assumed: a step
-    that was rolled back is not tried again for 30 s. It sees p95 and nothing else.
+    only cores can be moved here; what is unused belongs to best-effort work. Assumed: the first
+    growth after units were taken rolls the last one back, however long that was ago, and a
+    step that was rolled back is not tried again for 30 s. It sees p95 and nothing else.
     """
 
     schema = PartiesParameters

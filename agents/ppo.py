@@ -161,6 +161,7 @@ class PPOPolicy:
         """
         self.checkpoint.require_scenario(scenario)
         self._scenario = scenario
+        self.period_s = scenario.control.period_s
         self._names = scenario.job_names
         # Python's own numbers are faster, one by one.
         self._rows = edit_table(scenario).rows.astype(object)

@@ -9,8 +9,9 @@ import agents
 from agents.policy import SensorMissingError
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
-from env.scenario import Scenario, load_scenario
+from env.scenario import Scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+from training.episodes import run_episodes, starts_from
 
 RUNNING, PAUSED, PENDING, DONE = (
     JobState.RUNNING,
@@ -21,11 +22,6 @@ RUNNING, PAUSED, PENDING, DONE = (
 NEED_A_PROBE = ("heracles", "hybrid-prm", "hybrid-prm-tuned", "latency-aware-prm", "parties")
 PICKY = (*NEED_A_PROBE, "intel-prm")
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
-
-
-@pytest.fixture(scope="module")
-def scenario() -> Scenario:
-    return load_scenario("cca-2025")
 
 
 def telemetry(time_s, cpu_s=0.0, requests=0.0, done=(), applied=None) -> Telemetry:
@@ -352,6 +348,15 @@ def test_every_shipped_policy_ends_with_nothing_to_run(scenario, name):
 
 
 # --- the registry ---
+
+
+@pytest.mark.parametrize("name", [*agents.names(), "checkpoints/best.zip"])
+def test_an_episode_does_not_depend_on_the_one_before(factory, name):
+    starts = starts_from(5, 2)
+    policy = agents.make(name)
+    *_, again = run_episodes(policy, factory, starts)
+    fresh = run_episodes(agents.make(name), factory, starts[1:])[0]
+    assert again.summary == fresh.summary
 
 
 def test_unknown_names_list_the_known():

@@ -387,6 +387,44 @@ def test_the_interval_that_the_time_cap_cuts_short_counts() -> None:
     assert rig.row["intervals"] == 3
 
 
+def test_memcached_has_its_refuge_back_when_the_last_job_is_done(rig: Rig) -> None:
+    """The load jumps and the last job ends before anybody has reacted."""
+    rig.begin(1, [20_000.0, 175_000.0])
+    others = np.arange(len(SCENARIO.jobs)) != SCENARIO.job_names.index("vips")
+    for name in ("true_state", "sent_state", "state"):
+        rig.row[name][others] = DONE
+    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    kernel.advance(rig.row, rig.targets, 10.01)
+    rig.row["work_left_s"][~others] = 0.01
+    kernel.advance(rig.row, rig.targets, 20.0)
+    assert rig.done
+    assert rig.row["end_s"][~others] == pytest.approx(10.02, abs=0.02)
+    assert rig.row["true_service"] == rig.row["refuge"]
+    assert rig.row["intervals"] == 2
+    assert rig.row["violations"] == 0
+
+
+@pytest.mark.parametrize("cores", [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3)])
+def test_memcached_keeps_no_more_vcpus_busy_than_it_has_threads(
+    rig: Rig, cores: tuple[int, ...]
+) -> None:
+    rig.begin(1, [250_000.0])
+    rig.wish(cores)
+    kernel.advance(rig.row, rig.targets, 5.0)
+    most = min(SCENARIO.service.threads, len(cores))
+    assert 0.9 * most < rig.row["occupancy"].sum() <= most + 1e-9
+
+
+def test_what_memcached_moves_away_from_batch_work_is_busy_elsewhere(rig: Rig) -> None:
+    rig.begin(1, [50_000.0])
+    rig.wish((0, 1), freqmine=(RUNNING, (0,), BACKGROUND))
+    kernel.advance(rig.row, rig.targets, 5.0)
+    taken = rig.row["occupancy"].sum() + rig.row["used"].sum()
+    assert rig.row["occupancy"][0] + rig.row["used"][:, 0].sum() > 1.1
+    assert rig.row["busy"].sum() == pytest.approx(taken)
+    assert (rig.row["busy"] <= 1.0).all()
+
+
 @given(
     st.lists(st.tuples(st.floats(100.0, 3000.0), st.floats(1.0, 1e6)), min_size=1, max_size=MIXTURE)
 )

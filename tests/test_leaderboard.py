@@ -65,7 +65,7 @@ def test_the_gap_to_the_bound_and_to_the_best_schedule_found():
     assert "| 32.0 / 7.5 |" in leaderboard._row(entry, bound)
     bound["search_s"] = {"mean": None, "found": 0, "tried": 2}
     assert leaderboard._gaps(entry, bound) == "32.0 / -"
-    assert "No schedule ends within 500.0 s" in leaderboard._bound_line(bound)
+    assert "No schedule beats 500.0 s" in leaderboard._bound_line(bound)
 
 
 def test_faithfulness_writes_every_case(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
 """
-How early the jobs could be done at best: no schedule that the regulator allows ends sooner.
-
-The clock starts with the load, a makespan with the first job; see `docs/bound.md`.
+How short a makespan could be at best: no schedule that the regulator allows has a shorter one.
 
 The argument, with its assumptions, is in `docs/bound.md`. In short: give each job's work a price.
-Whatever runs beside whatever, the machine earns at most `earnings(load)` a second; the bound is
-when that has added up to the price of all work. Any prices give a valid bound; a search picks
-good ones.
+Whatever runs beside whatever, the machine earns at most `earnings(load)` a second; the bound is the
+shortest stretch of the load in which that adds up to the price of all work. Any prices give a
+valid bound; a search picks good ones.
 """
 
 import itertools
@@ -115,7 +113,7 @@ class LowerBound:
 
     def seconds(self, targets: FloatArray, interval_s: float) -> float:
         """
-        No schedule finishes all jobs sooner after the load has begun [s].
+        No schedule has a shorter makespan, whenever its first job starts [s].
 
         :param targets: float64[n], the load of each interval [requests/s]
         :param interval_s: how long each lasts [s]
@@ -125,8 +123,16 @@ class LowerBound:
         earned = np.append(0.0, np.cumsum(self.earned[level]) * interval_s)
         if earned[-1] < 1.0:
             return self.scenario.load.duration_s
-        shared = float(np.interp(1.0, earned, interval_s * np.arange(len(earned))))
-        return max(shared, float(self.alone_s.max()))
+        edges = interval_s * np.arange(len(earned))
+        # A stretch that neither begins nor ends with an interval can be moved until it does one
+        # of both and is no longer than before: what it gains and loses is linear in between.
+        after = edges[earned + 1.0 <= earned[-1]]
+        before = edges[earned >= 1.0]
+        shortest = min(
+            (np.interp(np.interp(after, edges, earned) + 1.0, earned, edges) - after).min(),
+            (before - np.interp(np.interp(before, edges, earned) - 1.0, earned, edges)).min(),
+        )
+        return max(float(shortest), float(self.alone_s.max()))
 
     def earnings(self, price: FloatArray) -> FloatArray:
         """
@@ -182,7 +188,8 @@ class LowerBound:
             np.zeros(n_vcpus), 0.0, host["service_params"],
         )  # fmt: skip
         held = np.array([float(vcpu in choice) for vcpu in range(n_vcpus)])
-        return np.minimum(1.0, self.levels_qps / capacity_qps)[:, None] * held
+        most = min(1.0, host["service_threads"] / len(choice))  # they keep no more vCPUs busy
+        return most * np.minimum(1.0, self.levels_qps / capacity_qps)[:, None] * held
 
 
 def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
@@ -194,7 +201,7 @@ def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
 
 def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float]:
     """
-    How long after the load has begun the jobs can be done at best, for each trace [s].
+    How short a makespan can be at best, for each trace [s].
 
     :param factory: what the episodes look like; all of one physics
     :param starts: which episodes

@@ -248,8 +248,8 @@ def _bound_line(bound: dict[str, Any]) -> str:
     search = bound["search_s"]
     found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
     return (
-        f"No schedule ends within {bound['lower_s']['mean']:.1f} s of load (mean); best schedule "
-        "without a violation that a search which knows the trace found, in "
+        f"No schedule beats {bound['lower_s']['mean']:.1f} s (mean); best schedule without a "
+        "violation that a search which knows the trace found, in "
         f"{search['found']} of the first {search['tried']} traces: {found}; the gap to it is that "
         "on these traces (`docs/bound.md`)."
     )

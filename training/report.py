@@ -180,8 +180,8 @@ def show(content: dict[str, Any]) -> None:
         lower, search = content["bound"]["lower_s"], content["bound"]["search_s"]
         found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
         console.print(
-            f"no schedule ends within {lower['mean']:.1f} s of load; best schedule found, without "
-            f"a violation, in {search['found']} of {search['tried']} episodes: {found} (simulated)"
+            f"no schedule beats {lower['mean']:.1f} s; best schedule found, without a violation, "
+            f"in {search['found']} of {search['tried']} episodes: {found} (simulated)"
         )
     for entry in content["policies"]:
         for line in failure_lines(entry):

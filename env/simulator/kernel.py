@@ -23,6 +23,7 @@ from env.simulator.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
     mixture_p95,
+    most_of_each,
     service_capacity,
     service_state,
     service_stretch,
@@ -128,10 +129,12 @@ def refresh(h):
     )  # fmt: skip
     demand = capacity if h.backlog > 0.0 else h.load_qps
     exponent = h.cost_params[SERVICE_EXPONENT]
+    asked = cost_share(min(1.0, demand / capacity), exponent)
+    asked *= most_of_each(h.service_threads, h.true_service, n_vcpus)
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
         own = 1.0 - h.client if vcpu == n_vcpus - 1 else 1.0
-        h.occupancy[vcpu] = held * own * cost_share(min(1.0, demand / capacity), exponent)
+        h.occupancy[vcpu] = held * own * asked
     pressure = job_speeds(
         h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
         h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy, h.client,
@@ -145,11 +148,19 @@ def refresh(h):
             for vcpu in range(n_vcpus):
                 batch[vcpu] += h.used[job, vcpu]
     h.wait = CALM_WAIT
+    moved = 0.0  # what memcached does elsewhere of what it asks for on vCPUs that are full
     for vcpu in range(n_vcpus):
         client = h.client if vcpu == n_vcpus - 1 else 0.0
-        h.busy[vcpu] = min(1.0, h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client)
+        taken = h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client
+        h.busy[vcpu] = min(1.0, taken)
+        moved += taken - h.busy[vcpu]
         if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
             h.wait = CONTENDED_WAIT
+    for vcpu in range(n_vcpus):
+        if h.occupancy[vcpu] > 0.0:
+            more = min(moved, 1.0 - h.busy[vcpu])
+            h.busy[vcpu] += more
+            moved -= more
     offered = h.load_qps
     if h.backlog > 0.0:
         offered = service_capacity(
@@ -423,8 +434,14 @@ def advance(h, targets, until_s):
 
 @compiled
 def complete_interval(h):
-    """Serve the rest of the last interval without batch work."""
+    """
+    Serve the rest of the last interval without batch work.
+
+    The schedule is over: beside what memcached holds, it gets back the refuge it began with.
+    """
     ended_s = h.now_s
+    h.true_service |= h.refuge
+    refresh(h)
     while h.now_s < h.interval_ends_s - _SOON_S:
         step_s = h.interval_ends_s - h.now_s
         if h.backlog > 0.0 and h.capacity_qps > h.load_qps:

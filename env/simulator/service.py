@@ -187,6 +187,21 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
     return speed, solo, time
 
 
+@inlined
+def most_of_each(threads, cores_mask, vcpus):
+    """Part of each of its vCPUs that memcached's threads keep busy at most, moving among them.
+
+    :param threads: memcached's worker threads.
+    :param cores_mask: memcached's vCPUs (bit mask, not empty).
+    :param vcpus: of the machine.
+    :return: the part, 1 where there are no more vCPUs than threads.
+    """
+    cores = 0
+    for c in range(vcpus):
+        cores += (cores_mask >> c) & 1
+    return min(1.0, threads / cores)
+
+
 @compiled
 def service_capacity(threads, cores_mask, sibling, background, equal, params, client=0.0):
     """Largest load that memcached can serve [1/s]; parameters as of :func:`service_state`."""
