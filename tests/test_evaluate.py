@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import agents
-from env.allocation import Allocation, JobState
+from env.allocation import Allocation, JobState, cores_of
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
@@ -110,6 +110,40 @@ def test_recording_tells_the_run(machine):
         assert paused_s == pytest.approx(job["paused_s"], abs=1e-6)
         for before, after in pairwise(spans):
             assert before.end_s == after.start_s
+
+
+class Truth(Recorder):
+    """A recorder that also notes what is so whenever a wait is over."""
+
+    def __init__(self, scenario):
+        super().__init__(scenario)
+        self.seen = []
+
+    def advance(self, machine, until_s, wakes):
+        super().advance(machine, until_s, wakes)
+        host = machine.host
+        places = zip(host.true_state.tolist(), host.true_cores.tolist(), strict=True)
+        self.seen.append((host.now_s, cores_of(host.true_service), list(places)))
+
+
+@pytest.mark.parametrize(
+    "name", ["hysteresis-pause", "stats-poll-packed", "random", "checkpoints/best.zip"]
+)
+def test_recording_shows_where_everybody_is(machine, name):
+    recorder = Truth(machine.scenario)
+    run_episode(machine, agents.make(name), Start(SEED, 1), recorder=recorder)
+    recording, moved = recorder.recording, 0
+    for now_s, held, places in recorder.seen:
+        if now_s < recording.end_s:
+            assert [cores for at_s, cores in recording.service if at_s <= now_s][-1:] == [held]
+        for (job, spans), (state, cores) in zip(recording.jobs.items(), places, strict=True):
+            shown = [span for span in spans if span.start_s <= now_s < span.end_s]
+            if state in (JobState.RUNNING, JobState.PAUSED) and now_s < recording.end_s:
+                assert [(span.state, span.cores) for span in shown] == [(state, cores_of(cores))]
+                moved += shown[0].cores != spans[0].cores
+            else:
+                assert not shown, job
+    assert moved > 0
 
 
 def test_recording_keeps_up_with_a_slow_policy(factory, tmp_path):

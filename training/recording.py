@@ -1,11 +1,18 @@
 """What there is to plot of one simulated run: intervals, memcached's vCPUs, the jobs' places."""
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias, TypeVar
 
 from env.allocation import JobState, cores_of
 from env.scenario import Scenario
 from env.simulator.machine import SimulatedMachine
+
+T = TypeVar("T")
+Marks: TypeAlias = list[tuple[float, T]]
+"""When something changes [s], and to what."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,9 @@ class Recorder:
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
         self.recording = Recording()
-        # (time it takes effect, state, vCPUs) of each job, in order of time.
-        self._landings: dict[str, list[tuple[float, JobState, tuple[int, ...]]]] = {
-            name: [] for name in scenario.job_names
-        }
+        # When each job's state and vCPUs change, and to what, in order of time.
+        self._states: dict[str, Marks[JobState]] = {name: [] for name in scenario.job_names}
+        self._places: dict[str, Marks[tuple[int, ...]]] = {name: [] for name in scenario.job_names}
 
     def advance(self, machine: SimulatedMachine, until_s: float, wakes: bool) -> None:
         """
@@ -92,12 +98,12 @@ class Recorder:
         recording.end_s = float(host.now_s)
         for index, name in enumerate(self.scenario.job_names):
             end_s = min(float(host.end_s[index]), recording.end_s)
-            marks = [mark for mark in self._landings[name] if mark[0] < end_s]
-            ends = [*(mark[0] for mark in marks), end_s][1:]
+            states, places = self._states[name], self._places[name]
+            began_s = states[0][0] if states else math.inf
+            times = {at_s for at_s, _ in (*states, *places) if began_s <= at_s < end_s}
             recording.jobs[name] = [
-                Span(start_s, until_s, state, cores)
-                for (start_s, state, cores), until_s in zip(marks, ends, strict=True)
-                if until_s > start_s
+                Span(start_s, until_s, value_at(states, start_s), value_at(places, start_s))
+                for start_s, until_s in pairwise([*sorted(times), end_s])
             ]
 
     def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
@@ -113,10 +119,29 @@ class Recorder:
             lands_s = float(host.service_lands_s)
             service.append((lands_s if math.isfinite(lands_s) else float(host.now_s), cores))
         for index, name in enumerate(self.scenario.job_names):
-            lands_s = float(host.lands_s[index])
+            cores = cores_of(int(host.sent_cores[index]))
+            lands_s, moves_s = float(host.lands_s[index]), float(host.move_lands_s[index])
             if math.isfinite(lands_s):
-                marks = self._landings[name]
-                while marks and marks[-1][0] >= lands_s:
-                    marks.pop()
-                state = JobState(int(host.sent_state[index]))
-                marks.append((lands_s, state, cores_of(int(host.sent_cores[index]))))
+                mark(self._states[name], lands_s, JobState(int(host.sent_state[index])))
+                if host.true_state[index] == JobState.PENDING:
+                    mark(self._places[name], lands_s, cores)
+            if math.isfinite(moves_s):
+                mark(self._places[name], moves_s, cores)
+
+
+def mark(marks: Marks[T], at_s: float, value: T) -> None:
+    """
+    Append a change; it takes the place of those that would have come no earlier.
+
+    :param marks: changes so far, in order of time
+    :param at_s: when it takes effect
+    :param value: what is so from then on
+    """
+    while marks and marks[-1][0] >= at_s:
+        marks.pop()
+    marks.append((at_s, value))
+
+
+def value_at(marks: Marks[T], time_s: float) -> T:
+    """What was so at a time that is not before the first change."""
+    return marks[bisect_right(marks, time_s, key=lambda change: change[0]) - 1][1]
