@@ -67,6 +67,8 @@ class Actuator:
         self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
         self._handled: JobRun | None = None
         self._handled_at_s = self._rested_at_s = 0.0
+        self._at_rest = False  # the jobs are as wanted, and stay so until something happens
+        self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
 
     @property
     def changes(self) -> int:
@@ -119,6 +121,7 @@ class Actuator:
 
         :param allocation: who holds what; jobs it does not name stay as they are
         """
+        self._at_rest = False
         old, new = set(self._service_written), set(allocation.service_cores)
         self._service_wanted = tuple(allocation.service_cores)
         if old and new - old and old - new:
@@ -145,10 +148,8 @@ class Actuator:
         :param now_s: since the run started
         """
         self._write_service(self._service_wanted)
-        for run in self.jobs.values():
-            run.advance(now_s)
-            run.write()
-        self._take_turns(now_s)
+        if not self._at_rest:
+            self._go_on(now_s)
         if self._company.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._company.save()
@@ -159,13 +160,14 @@ class Actuator:
 
         :param timeout_s: at most
         """
-        files = {file: run for run in self.jobs.values() if (file := run.ended_file()) >= 0}
-        ended, _, _ = select.select(list(files), [], [], max(0.0, timeout_s))
+        ended, _, _ = select.select(self._ends, [], [], max(0.0, timeout_s))
         for file in ended:
-            files[file].note_end()
+            self._ends.pop(file).note_end()
+            self._at_rest = False
 
     def forget_written(self) -> None:
         """Somebody else may have changed things: write everything anew."""
+        self._at_rest = False
         self._service_written = ()
         for run in self.jobs.values():
             run.forget_written()
@@ -187,6 +189,16 @@ class Actuator:
         self._worker.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
             run.close()
+
+    def _go_on(self, now_s: float) -> None:
+        """Bring the jobs nearer to what is wanted."""
+        runs = self.jobs.values()
+        for run in runs:
+            run.advance(now_s)
+            run.write()
+        self._take_turns(now_s)
+        self._ends = {file: run for run in runs if (file := run.ended_file()) >= 0}
+        self._at_rest = self._handled is None and all(run.settled for run in runs)
 
     def _take_turns(self, now_s: float) -> None:
         """Start or remove one at a time, starts first and in the order they were wished for."""

@@ -69,7 +69,6 @@ class DockerRuntime:
             raise JobFailedError("containers need control groups that can be written")
         attempt.group.set_weight(weight)
         with self._calls() as api:
-            self._remove_leftover(api, self._container_name(attempt))
             try:
                 container = self._create(api, attempt, cores)
                 api.start(container)
@@ -79,7 +78,7 @@ class DockerRuntime:
                 if error.is_server_error():
                     raise
                 raise JobFailedError(f"cannot be started: {error.explanation}") from error
-            return self._instance(api, attempt, container["Id"])
+            return self._instance(attempt, api.inspect_container(container["Id"]))
 
     def pause(self, instance: Instance) -> None:
         """See `Runtime.pause`."""
@@ -139,7 +138,7 @@ class DockerRuntime:
                 return Instance(attempt, self._container_name(attempt), 0, -1, None)
             if found["Config"]["Labels"].get(LABEL) != self._nonce:
                 return None
-            return self._instance(api, attempt, found["Id"])
+            return self._instance(attempt, found)
 
     def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
         """See `Runtime.sweep`: whatever carries our mark."""
@@ -192,9 +191,9 @@ class DockerRuntime:
             **place,
         )
 
-    def _instance(self, api: Any, attempt: Attempt, container: str) -> Instance:
+    def _instance(self, attempt: Attempt, inspected: dict[str, Any]) -> Instance:
         assert attempt.group is not None
-        pid = int(api.inspect_container(container)["State"]["Pid"])
+        container, pid = inspected["Id"], int(inspected["State"]["Pid"])
         if pid:
             with contextlib.suppress(OSError):  # it may have ended already
                 placement = GroupPlacement(attempt.group, cpuset_folder(self._hierarchy, pid))
@@ -203,11 +202,6 @@ class DockerRuntime:
 
     def _container_name(self, attempt: Attempt) -> str:
         return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"
-
-    def _remove_leftover(self, api: Any, name: str) -> None:
-        with contextlib.suppress(sdk().errors.NotFound):
-            if api.inspect_container(name)["Config"]["Labels"].get(LABEL) == self._nonce:
-                api.remove_container(name, force=True, v=True)
 
     @staticmethod
     def _state(api: Any, instance: Instance) -> dict[str, Any]:

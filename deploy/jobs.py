@@ -92,6 +92,10 @@ class _Call:
     reported: bool = False
 
 
+def _has_result(future: Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 class JobRun:
     """
     One job.
@@ -139,8 +143,8 @@ class JobRun:
 
     @property
     def settled(self) -> bool:
-        """Whether the machine is as wanted."""
-        if self.busy or self._doubted:
+        """Whether the machine is as wanted, and nothing is left to be done about it."""
+        if self.busy or self._doubted or self._ended:
             return False
         if self.record.exit_code is not None or self.wanted.state == JobState.PENDING:
             return True
@@ -310,6 +314,9 @@ class JobRun:
 
     def close(self) -> None:
         """Give what was kept open back; the job itself goes on."""
+        call = self._call
+        if call is not None and call.what == "starting" and _has_result(call.future):
+            (self.instance, _), self._call = call.future.result(), None
         instance = self.instance
         if instance is not None and instance.placement is not None:
             instance.placement.close()

@@ -77,8 +77,8 @@ class ThreadClock:
     def __init__(self, who: Identity, now_s: float):
         self.who = who
         self._files: dict[int, int] = {}
-        self._last: dict[int, tuple[int, int]] = {}
-        self._ended_ns = self._ended_delay_ns = 0
+        self._last: dict[int, tuple[bytes, int, int]] = {}  # as read, and what it says [ns]
+        self._cpu_ns = self._delay_ns = 0
         self._list_threads(now_s)
 
     def read(self, now_s: float) -> Cpu:
@@ -97,9 +97,7 @@ class ThreadClock:
             self._forget(thread)
         if not self._files:
             raise ProcessLookupError(f"process {self.who.pid} has no thread left")
-        used = self._ended_ns + sum(cpu for cpu, _ in self._last.values())
-        delay = self._ended_delay_ns + sum(delay for _, delay in self._last.values())
-        return Cpu(now_s, used * 1e-9, delay * 1e-9)
+        return Cpu(now_s, self._cpu_ns * 1e-9, self._delay_ns * 1e-9)
 
     @property
     def threads(self) -> int:
@@ -112,11 +110,17 @@ class ThreadClock:
             self._forget(thread)
 
     def _read_thread(self, file: int, thread: int) -> bool:
+        before, cpu_before, delay_before = self._last.get(thread, (b"", 0, 0))
         try:
-            cpu, delay, _ = os.pread(file, 80, 0).split()
-            self._last[thread] = (int(cpu), int(delay))
+            text = os.pread(file, 80, 0)
+            if text == before:  # most threads rest most of the time
+                return True
+            cpu, delay, _ = map(int, text.split())
         except (OSError, ValueError):
             return False
+        self._last[thread] = (text, cpu, delay)
+        self._cpu_ns += cpu - cpu_before
+        self._delay_ns += delay - delay_before
         return True
 
     def _list_threads(self, now_s: float) -> None:
@@ -131,9 +135,7 @@ class ThreadClock:
 
     def _forget(self, thread: int) -> None:
         os.close(self._files.pop(thread))
-        cpu, delay = self._last.pop(thread, (0, 0))
-        self._ended_ns += cpu
-        self._ended_delay_ns += delay
+        self._last.pop(thread, None)
 
 
 class StatsConnection:
