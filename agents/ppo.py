@@ -170,7 +170,8 @@ class PPOPolicy:
         self._first = True
         self._seen: Allocation | None = None
         self._wished: tuple[tuple[int, ...], ...] = ()
-        self._wish_value: Allocation | None = None
+        self._wish_value = Allocation(())
+        self._settled = False  # to regulate the same wish again would change nothing
 
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Observe, choose an edit and return the allocation it leads to."""
@@ -178,6 +179,7 @@ class PPOPolicy:
         self._read(telemetry)
         if telemetry.applied is not self._seen:
             self._seen = telemetry.applied
+            self._settled = False
             self._adopt(telemetry.applied)
         if self._first:
             control.settled_qps = control.qps
@@ -187,15 +189,17 @@ class PPOPolicy:
         observe(control, control.n_vcpus, self._network.features)
         edit = self._network.choose(self._masks.penalty(control))
         apply_edit(control, self._rows, edit)
-        wished_service = control.wish_service
-        regulate_service(control)
-        resolve_sets(control)
-        allocation = self._wish(wished_service)
-        regulate_jobs(control)
+        if not (control.kept and self._settled):
+            wished_service = control.wish_service
+            regulate_service(control)
+            resolve_sets(control)
+            self._note_wish(wished_service)
+            regulate_jobs(control)
+            self._settled = control.overruled_reasons == 0
         shift_history(control)
         loop = self._scenario.control
         self.period_s = loop.hold_s if control.kept else loop.period_s
-        return allocation
+        return self._wish_value
 
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control
@@ -206,7 +210,9 @@ class PPOPolicy:
         states, used = control.job_state, control.job_cpu_s
         for index, name in enumerate(self._names):
             job = telemetry.jobs[name]
-            states[index] = job.state
+            if job.state != states[index]:
+                states[index] = job.state
+                self._settled = False
             used[index] = job.cpu_s
 
     def _adopt(self, applied: Allocation) -> None:
@@ -244,8 +250,8 @@ class PPOPolicy:
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else -1
 
-    def _wish(self, service: int) -> Allocation:
-        """The wish as a value; the same object as long as it stays the same."""
+    def _note_wish(self, service: int) -> None:
+        """Bring the wish as a value up to date: the same object as long as it stays the same."""
         control = self._control
         wished = (
             (service,),
@@ -254,7 +260,7 @@ class PPOPolicy:
             tuple(control.wish_weight),
             tuple(control.wish_threads),
         )
-        if self._wish_value is None or wished != self._wished:
+        if wished != self._wished:
             self._wished = wished
             # A job whose set memcached holds whole is for the regulator to stop.
             everything = (1 << control.n_vcpus) - 1
@@ -267,4 +273,3 @@ class PPOPolicy:
                 )
             }
             self._wish_value = Allocation(cores_of(service), jobs)
-        return self._wish_value

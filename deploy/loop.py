@@ -188,7 +188,7 @@ class Loop:
         """One decision and the wait for the next."""
         machine, guarded = self.machine, self.guarded
         telemetry, stale = machine.telemetry(), machine.stale
-        before, changes = time.perf_counter(), machine.actuator.changes
+        changes, before = machine.actuator.changes, time.perf_counter()
         allocation = guarded.decide(telemetry, stale)
         machine.apply(allocation, guarded.regulated)
         self._note_decision(time.perf_counter() - before)

@@ -146,6 +146,7 @@ class LiveMachine:
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
         self._wished: Allocation | None = None
+        self._settled = False  # to regulate the same wish again would change nothing
 
     @property
     def now_s(self) -> float:
@@ -239,13 +240,17 @@ class LiveMachine:
         row = self._up_to_date()
         if allocation is not self._wished:
             wish(row, allocation, self.scenario)
-            self._wished = allocation
+            self._wished, self._settled = allocation, False
+        if self._settled and regulator_on:
+            self._note_decided()
+            return
         if regulator_on:
             regulate_service(row)
             regulate_jobs(row)
         else:
             pass_through(row)
         self._send()
+        self._settled = regulator_on and row.overruled_reasons == 0
 
     def sense(self) -> ControlState:
         """The control row with all readings of the last poll, for whoever decides by edits."""
@@ -263,7 +268,7 @@ class LiveMachine:
         :param edit: index of the edit
         """
         row = self._up_to_date()
-        self._wished = None
+        self._wished, self._settled = None, False
         apply_edit(row, rows, edit)
         regulate_service(row)
         resolve_sets(row)
@@ -272,10 +277,13 @@ class LiveMachine:
 
     def _up_to_date(self) -> ControlState:
         """The control row, with the time and the jobs' states as of the last poll."""
-        row = self._row
+        row, states = self._row, self._row.job_state
         row.now_s, row.overruled = self._polled_s, 0
         for index, run in enumerate(self.actuator.jobs.values()):
-            row.job_state[index] = int(run.state)
+            state = run.state
+            if state != states[index]:
+                states[index] = int(state)
+                self._settled = False
         return row
 
     def _send(self) -> None:
@@ -284,12 +292,16 @@ class LiveMachine:
         if row.overruled_reasons != self._reasons:
             self._note_overruled()
         self.overruled += row.overruled
-        self._decided_qps, self._decided_cpu = self.sensor.qps, self.sensor.cpu_cores
+        self._note_decided()
         sent = _sent(row)
         if sent != self._sent:
             self._sent = sent
             self._applied = regulated(row, self.scenario)
             self.actuator.apply(self._applied)
+
+    def _note_decided(self) -> None:
+        """Remember the load that was decided by: a move from there wakes the policy."""
+        self._decided_qps, self._decided_cpu = self.sensor.qps, self.sensor.cpu_cores
 
     def advance(self, until_s: float, wake: bool = False) -> None:
         """
@@ -337,7 +349,7 @@ class LiveMachine:
         for index, run in enumerate(self.actuator.jobs.values()):
             if states[index] != PENDING and run.state == JobState.PENDING:
                 states[index] = PENDING  # a failed attempt, to be started again
-                self._sent = ()
+                self._sent, self._settled = (), False
 
     def _p95_us(self) -> float | None:
         """What the probe shows, worked out anew a few times a second."""
