@@ -94,6 +94,30 @@ def test_recording_changes_nothing(machine, name):
     )
 
 
+@pytest.mark.parametrize("name", ["heracles", "latency-aware-prm"])
+def test_recording_shows_a_slow_policy_nothing_more(scenario, name):
+    """Several intervals in one wait: the probe's reading covers all of it."""
+    machine = SimulatedMachine(EpisodeFactory(scenario.with_changes(load={"interval_s": 1.0})))
+    recorder = Recorder(machine.scenario)
+    shown = run_episode(machine, agents.make(name), Start(SEED, 1), recorder=recorder).summary
+    plain = run_episode(machine, agents.make(name), Start(SEED, 1)).summary
+    for figure in ("violations", "actuations", "overruled"):
+        assert shown[figure] == plain[figure]
+    assert shown["makespan_s"] == pytest.approx(plain["makespan_s"], abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_recording_has_the_interval_that_the_time_cap_cuts_short(scenario, spread):
+    short = scenario.with_changes(load={"duration_s": 65.0})
+    machine = SimulatedMachine(EpisodeFactory(short, variation=Variation(physics=spread)))
+    recorder = Recorder(short)
+    run = run_episode(machine, agents.make("static"), Start(SEED, 1), recorder=recorder)
+    rows = recorder.recording.intervals
+    assert len(rows) == run.summary["intervals"] == 7
+    assert (rows[0].start_s, rows[-1].end_s) == (0.0, 65.0)
+    assert all(before.end_s == after.start_s for before, after in pairwise(rows))
+
+
 def test_recording_tells_the_run(machine):
     policy = agents.make("hysteresis-pause")
     recorder = Recorder(machine.scenario)
@@ -126,11 +150,14 @@ class Truth(Recorder):
         self.seen.append((host.now_s, cores_of(host.true_service), list(places)))
 
 
+@pytest.mark.parametrize("docker_moves", [False, True])
 @pytest.mark.parametrize(
-    "name", ["hysteresis-pause", "stats-poll-packed", "random", "checkpoints/best.zip"]
+    "name", ["hysteresis-pause", "stats-poll-packed", "random", "perfiso", "checkpoints/best.zip"]
 )
-def test_recording_shows_where_everybody_is(machine, name):
-    recorder = Truth(machine.scenario)
+def test_recording_shows_where_everybody_is(scenario, name, docker_moves):
+    """Also where a change is sent before the last one has landed."""
+    scenario = scenario.with_changes(delays={"docker_moves": docker_moves})
+    machine, recorder = SimulatedMachine(EpisodeFactory(scenario)), Truth(scenario)
     run_episode(machine, agents.make(name), Start(SEED, 1), recorder=recorder)
     recording, moved = recorder.recording, 0
     for now_s, held, places in recorder.seen:
@@ -168,9 +195,17 @@ def test_recording_shows_the_load_that_was_drawn(factory):
     run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
     rows, load = recorder.recording.intervals, factory.scenario.load
     assert 0.3 * load.qps_max < max(row.qps for row in rows) <= 0.5 * load.qps_max
-    late_s = rows[0].start_s
-    assert late_s > 0.0
+    late_s = rows[0].end_s - load.interval_s
+    assert late_s > 0.0 and rows[0].start_s == 0.0
     assert rows[-1].end_s == pytest.approx(late_s + len(rows) * load.interval_s)
+
+
+def test_a_run_that_ends_at_its_first_decision_becomes_a_picture(machine, tmp_path):
+    policy, recorder = agents.make("static"), Recorder(machine.scenario)
+    policy.decide = None  # raises when it is called
+    assert run_episode(machine, policy, Start(SEED, 1), recorder=recorder).error
+    plot_run(recorder.recording, machine.scenario, "nothing", tmp_path / "run.png")
+    assert (tmp_path / "run.png").is_file()
 
 
 def test_a_recorded_run_becomes_a_picture(machine, tmp_path):

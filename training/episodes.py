@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,15 +121,12 @@ def run_episode(
     try:
         policy.reset(machine.scenario)
         machine.probe(policy.probe_window_s if probed else 0.0)
-        machine.advance(float(rng.random()) * policy.period_s)
+        advance = machine.advance if recorder is None else partial(recorder.advance, machine)
+        advance(float(rng.random()) * policy.period_s, False)
         while not machine.over:
             telemetry = machine.telemetry()
             machine.apply(policy.decide(telemetry), regulator_on)
-            until_s = telemetry.time_s + policy.period_s
-            if recorder is None:
-                machine.advance(until_s, policy.wakes)
-            else:
-                recorder.advance(machine, until_s, policy.wakes)
+            advance(telemetry.time_s + policy.period_s, policy.wakes)
     except Exception as fault:
         error = f"at {machine.host.now_s:.3f} s: {type(fault).__name__}: {fault}"
     if recorder is not None:

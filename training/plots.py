@@ -217,7 +217,7 @@ def _draw_span(axes: Axes, span: Span, low: float, height: float, colour: str) -
 def _draw_service_row(axes: Axes, recording: Recording) -> None:
     """A thin dark bar at the top of the row of each vCPU that memcached holds."""
     starts = [time_s for time_s, _ in recording.service]
-    ends = [*starts[1:], recording.end_s]
+    ends = [*starts, recording.end_s][1:]
     for (_, cores), start_s, end_s in zip(recording.service, starts, ends, strict=True):
         for vcpu in cores:
             axes.broken_barh(

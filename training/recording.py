@@ -65,6 +65,7 @@ class Recorder:
     def __init__(self, scenario: Scenario):
         self.scenario = scenario
         self.recording = Recording()
+        self._interval_began_s = 0.0
         # When each job's state and vCPUs change, and to what, in order of time.
         self._states: dict[str, Marks[JobState]] = {name: [] for name in scenario.job_names}
         self._places: dict[str, Marks[tuple[int, ...]]] = {name: [] for name in scenario.job_names}
@@ -83,19 +84,22 @@ class Recorder:
         while not machine.over:
             interval, ends_s, qps = host.interval, host.interval_ends_s, host.load_qps
             stop_s = min(until_s, ends_s + 0.5 * host.interval_s)
-            machine.advance(stop_s, wakes)
+            machine.pass_time(stop_s, wakes)
             if host.interval > interval:
                 self._note_interval(machine, ends_s, qps)
             if stop_s == until_s or host.now_s < stop_s - 1e-9:
                 break
+        machine.sense()
         assert machine.over or host.now_s > decided
 
     def finish(self, machine: SimulatedMachine) -> None:
         """Write down how the run ended."""
         host, recording = machine.host, self.recording
+        recording.end_s = float(host.now_s)
         if machine.completed:
             self._note_interval(machine, host.interval_ends_s, host.load_qps)
-        recording.end_s = float(host.now_s)
+        elif machine.over and self._interval_began_s < recording.end_s - 1e-9:  # the time cap
+            self._note_interval(machine, recording.end_s, host.load_qps)
         for index, name in enumerate(self.scenario.job_names):
             end_s = min(float(host.end_s[index]), recording.end_s)
             states, places = self._states[name], self._places[name]
@@ -107,39 +111,39 @@ class Recorder:
             ]
 
     def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
-        begins_s = ends_s - machine.host.interval_s
-        self.recording.intervals.append(Interval(begins_s, ends_s, qps, machine.interval_p95_us))
+        begun_s, self._interval_began_s = self._interval_began_s, ends_s
+        self.recording.intervals.append(Interval(begun_s, ends_s, qps, machine.interval_p95_us))
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
         """Write down what was sent to the actuator and when it lands."""
-        host = machine.host
-        service = self.recording.service
-        cores = cores_of(int(host.sent_service))
-        if not service or service[-1][1] != cores:
-            lands_s = float(host.service_lands_s)
-            service.append((lands_s if math.isfinite(lands_s) else float(host.now_s), cores))
+        host, service = machine.host, self.recording.service
+        now_s = float(host.now_s)
+        if not service:
+            service.append((now_s, cores_of(int(host.true_service))))
+        mark(service, now_s, float(host.service_lands_s), cores_of(int(host.sent_service)))
         for index, name in enumerate(self.scenario.job_names):
-            cores = cores_of(int(host.sent_cores[index]))
             lands_s, moves_s = float(host.lands_s[index]), float(host.move_lands_s[index])
-            if math.isfinite(lands_s):
-                mark(self._states[name], lands_s, JobState(int(host.sent_state[index])))
-                if host.true_state[index] == JobState.PENDING:
-                    mark(self._places[name], lands_s, cores)
-            if math.isfinite(moves_s):
-                mark(self._places[name], moves_s, cores)
+            mark(self._states[name], now_s, lands_s, JobState(int(host.sent_state[index])))
+            # A container that is still starting has its vCPUs when it has started.
+            pending = host.true_state[index] == JobState.PENDING
+            cores = cores_of(int(host.sent_cores[index]))
+            mark(self._places[name], now_s, lands_s if pending else moves_s, cores)
 
 
-def mark(marks: Marks[T], at_s: float, value: T) -> None:
+def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     """
-    Append a change; it takes the place of those that would have come no earlier.
+    Append a change that is under way; it takes the place of one that has not landed yet.
 
     :param marks: changes so far, in order of time
-    :param at_s: when it takes effect
+    :param now_s: the time now
+    :param lands_s: when it takes effect, infinite if none is under way
     :param value: what is so from then on
     """
-    while marks and marks[-1][0] >= at_s:
+    if not math.isfinite(lands_s):
+        return
+    while marks and marks[-1][0] > now_s:
         marks.pop()
-    marks.append((at_s, value))
+    marks.append((lands_s, value))
 
 
 def value_at(marks: Marks[T], time_s: float) -> T:

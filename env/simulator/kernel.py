@@ -670,11 +670,16 @@ def apply_wish_at(hosts, b, regulator_on):
 
 @compiled
 def advance_at(hosts, b, targets, until_s, wake_on_events):
-    """`advance` host b, then `sense`."""
+    """`advance` host b."""
     h = hosts[b]
     h.wake_on_events = wake_on_events
     advance(h, targets, until_s)
-    sense(h)
+
+
+@compiled
+def sense_at(hosts, b):
+    """`sense` on host b."""
+    sense(hosts[b])
 
 
 @compiled

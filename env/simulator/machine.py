@@ -405,7 +405,21 @@ class SimulatedMachine:
         :param until_s: when the policy decides next
         :param wake: whether a job's end or a load move ends the wait at the next poll
         """
+        self.pass_time(until_s, wake)
+        self.sense()
+
+    def pass_time(self, until_s: float, wake: bool = False) -> None:
+        """
+        A part of `advance`, which ends with `sense`: the policy sees nothing of where it is cut.
+
+        :param until_s: see `advance`
+        :param wake: see `advance`
+        """
         kernel.advance_at(self._hosts, 0, self._targets[0], until_s, wake)
+
+    def sense(self) -> None:
+        """Read the sensors."""
+        kernel.sense_at(self._hosts, 0)
 
     # --- how the episode stands ---
 
