@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def test_resume_goes_on_from_the_step_it_left(run, tmp_path):
     assert read_checkpoint(tmp_path / "last.zip").metadata["steps"] >= before + 8_000
 
 
+def test_a_run_that_goes_on_in_its_folder_keeps_its_best_until_it_is_beaten(run, tmp_path):
+    """What is resumed is far worse than the best that lies there."""
+    best = shutil.copy(ROOT / "checkpoints" / "best.zip", tmp_path / "best.zip")
+    known = Path(best).read_bytes()
+    short = SMALL.model_copy(update={"steps": 4_096})
+    score = train(load_scenario("cca-2025"), short, 3, tmp_path, resume=run[0] / "last.zip")
+    assert Path(best).read_bytes() == known
+    assert (
+        score.makespan_s
+        < read_checkpoint(tmp_path / "last.zip").metadata["evaluation"]["makespan_s"]
+    )
+
+
 def test_a_resumed_model_learns_as_the_recipe_says_from_episodes_it_has_not_seen(run):
     scenario, checkpoint = load_scenario("cca-2025"), read_checkpoint(run[0] / "last.zip")
     recipe = SMALL.model_copy(update={"batch_size": 512, "clip_range": 0.1, "learning_rate": 1e-4})
@@ -103,7 +117,10 @@ def test_a_resumed_model_learns_as_the_recipe_says_from_episodes_it_has_not_seen
     model = resumed_model(checkpoint, recipe, environments, 3)
     assert model.batch_size == 512
     assert model.clip_range(1.0) == 0.1
-    assert model.lr_schedule(1.0) == 1e-4
+    begun = checkpoint.metadata["steps"]
+    remaining = 1.0 - begun / (begun + recipe.steps)  # as Stable-Baselines3 counts
+    assert model.lr_schedule(remaining) == pytest.approx(1e-4)
+    assert model.lr_schedule(0.0) == pytest.approx(recipe.final_learning_rate)
     assert (environments.reset() != first).any()
 
 

@@ -9,7 +9,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure
 
-from agents.ppo import PPOPolicy
+from agents.checkpoint import read_checkpoint
+from agents.ppo import MaskedNetwork, PPOPolicy
 from env.action import KINDS
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
@@ -17,7 +18,7 @@ from training.checkpoint import describe, network_of, save_checkpoint
 from training.evaluate import Start, run_episode
 from training.recipe import Recipe
 from training.recording import Recorder
-from training.selection import SELECTION_ENTROPY, Score, run_selection, score
+from training.selection import SELECTION_ENTROPY, Actor, Score, run_selection, score
 
 
 class EpisodeLog(BaseCallback):
@@ -102,12 +103,28 @@ class Evaluation(BaseCallback):
             self._due += self.recipe.evaluate_every
             self.evaluate()
 
+    def keep(self, path: Path) -> None:
+        """
+        Let a checkpoint that is there already be the best, until a better one takes its place.
+
+        :param path: where it would be
+        :raises InputError: if it is not a checkpoint for this scenario
+        """
+        if path.is_file():
+            checkpoint = read_checkpoint(path)
+            checkpoint.require_scenario(self.factory.scenario)
+            self.best, _ = self._judge(MaskedNetwork(checkpoint.layers))
+
+    def _judge(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
+        """A policy's score, and its episodes on the profile's physics."""
+        episodes = self.recipe.selection_episodes
+        summaries = run_selection(actor, self.factory, episodes)
+        varied = run_selection(actor, self.varied, episodes) if self.varied else []
+        return score(summaries, varied), summaries
+
     def evaluate(self) -> Score:
         """Score the policy as it is now and save it."""
-        network, episodes = network_of(self._ppo), self.recipe.selection_episodes
-        summaries = run_selection(network, self.factory, episodes)
-        varied = run_selection(network, self.varied, episodes) if self.varied else []
-        result = score(summaries, varied)
+        result, summaries = self._judge(network_of(self._ppo))
         for name in ("makespan_s", "violation_ratio", "varied_violation_ratio", "completed"):
             self.logger.record(f"selection/{name}", getattr(result, name))
         self.logger.record(

@@ -72,16 +72,18 @@ def resumed_model(
     :param seed: of action sampling and, with the decisions so far, of the environments
     :param algorithm: stock PPO, or a faster class with the same interface
     """
+    # Stable-Baselines3 counts what is left in parts of all decisions, those before included.
+    left = recipe.steps / (recipe.steps + checkpoint.metadata["steps"])
     model = algorithm.load(
-        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe)
+        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe, left)
     )
     environments.seed(seed + model.num_timesteps)
     return model
 
 
-def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
+def _hyperparameters(recipe: Recipe, left: float = 1.0) -> dict[str, Any]:
     same = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
-    return {"learning_rate": LinearSchedule(recipe), **same}
+    return {"learning_rate": LinearSchedule(recipe, left), **same}
 
 
 def variation_of(recipe: Recipe) -> Variation:
@@ -98,14 +100,20 @@ def variation_of(recipe: Recipe) -> Variation:
 
 
 class LinearSchedule:
-    """Adam's step size, falling linearly over the run; a class, so that it can be pickled."""
+    """
+    Adam's step size, falling linearly over the run; a class, so that it can be pickled.
 
-    def __init__(self, recipe: Recipe):
+    :param recipe: the step size at both ends
+    :param left: what `remaining` is where the run begins; less than 1 if it goes on from another
+    """
+
+    def __init__(self, recipe: Recipe, left: float = 1.0):
         self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
+        self.left = left
 
     def __call__(self, remaining: float) -> float:
-        """:param remaining: the part of the run that is left, 1 to 0."""
-        return self.last + (self.first - self.last) * remaining
+        """:param remaining: the part of all decisions that is still to come, `left` to 0."""
+        return self.last + (self.first - self.last) * remaining / self.left
 
 
 def train(
@@ -161,6 +169,8 @@ def train(
         imitate(model, stage, schedule, seed)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     evaluation = Evaluation(plain, varied, recipe, folder)
+    if resume is not None:
+        evaluation.keep(folder / "best.zip")
     progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
     try:
         print(
