@@ -36,7 +36,7 @@ class Row:
 
     :param p95_us: 95th percentile of the latency
     :param qps: requests answered per second
-    :param target_qps: requests asked for per second
+    :param target_qps: requests asked for per second; NaN where whoever measured does not know
     :param start_s: when it started, seconds of the epoch; NaN where the output does not say
     :param end_s: when it ended
     """
@@ -49,14 +49,14 @@ class Row:
 
 
 def format_row(
-    latencies_us: Sequence[float], qps: float, target_qps: int, start_s: float, end_s: float
+    latencies_us: Sequence[float], qps: float, target_qps: float, start_s: float, end_s: float
 ) -> str:
     """
     A `read` row.
 
     :param latencies_us: every measured latency of the interval
     :param qps: requests answered per second
-    :param target_qps: requests asked for per second
+    :param target_qps: requests asked for per second; NaN if that is not known
     :param start_s: when the interval started, seconds of the epoch
     :param end_s: when it ended
     """
@@ -65,7 +65,7 @@ def format_row(
     values += [percentile(ordered, rank) for rank in PERCENTILES.values()]
     words = [f"{value:.1f}" for value in (*values, qps)]
     stamps = [str(round(1000 * moment)) for moment in (start_s, end_s)]
-    return " ".join(("read", *words, str(target_qps), *stamps))
+    return " ".join(("read", *words, f"{target_qps:.0f}", *stamps))
 
 
 def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) -> float:

@@ -142,6 +142,9 @@ class IntervalLog:
     """
     Latency interval by interval, for runs whose load does not tell: written in mcperf's columns.
 
+    Nobody here knows what was asked for, nor when it changed: an interval starts where the one
+    before has ended, whatever the load does. So the rows have no target.
+
     :param probe: measures; its records of a whole interval are kept from now on
     :param lines: where the rows go; rows of an earlier part of the run stay
     :param interval_s: length of an interval [s]
@@ -172,7 +175,7 @@ class IntervalLog:
         times_s = (self._epoch_s + self._start_s, self._epoch_s + end_s)
         if self._lines.size == 0:
             self._lines.append(HEADER)
-        self._lines.append(format_row(latencies_us, qps, round(qps), *times_s))
+        self._lines.append(format_row(latencies_us, qps, math.nan, *times_s))
         self._start_s, self._requests = end_s, requests
 
 

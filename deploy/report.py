@@ -130,6 +130,9 @@ def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> li
     """
     From each rise of the load that memcached was given vCPUs for, to the moment it had them.
 
+    The load rises where an interval starts that asks for more than the one before. Rows without a
+    target, which the run wrote itself, do not say when that was: they give no times.
+
     :param events: the log
     :param intervals: the load, `start_s` and `end_s` counted from the run's start
     """

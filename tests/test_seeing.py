@@ -6,6 +6,7 @@ import csv
 import http.client
 import io
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deploy import mcperf, report, view
+from deploy.lines import Disk, LineFile
 from deploy.metrics import Endpoint, RunCollector
+from deploy.probe import IntervalLog
 from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder, read_samples, started_at_s
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
@@ -138,6 +141,47 @@ def test_a_reaction_counts_from_the_rise_of_the_load() -> None:
     intervals = [mcperf.Row(300.0, qps, qps, start_s, start_s + 10.0) for start_s, qps in loads]
     # At 20 s the load fell, at 30 s memcached had its vCPUs already.
     assert report.reactions_ms(events, intervals) == [pytest.approx(30.0)]
+
+
+class SteadyProbe:
+    """Stands in for a probe of a memcached that answers a thousand times a second in 100 µs."""
+
+    keep_s = 1.0
+    known_until_s = 0.0
+
+    def between(self, start_s: float, end_s: float) -> list[float]:
+        return [1e-4] * round(1000.0 * (end_s - start_s))
+
+
+def interval_log(folder: Path, probe: SteadyProbe) -> IntervalLog:
+    """What `--probe` writes into a run's folder, in intervals of 10 s."""
+    lines = LineFile.at(folder / LOAD_FILE, Disk("here"))
+    return IntervalLog(probe, lines, 10.0)  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_know_when_the_load_moved_give_no_reaction_times(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    recorder = Recorder(tmp_path, scenario, time.monotonic())
+    recorder._write(Event(20.0, "end", "vips"))
+    recorder.close()
+    probe = SteadyProbe()
+    start_s = time.monotonic()
+    log = interval_log(tmp_path, probe)
+    for time_s, requests in ((0.0, 0.0), (10.0, 1e5), (20.0, 1e6)):
+        probe.known_until_s = start_s + time_s + 1.0
+        log.poll(requests)
+    # The load rises at 14 s; memcached is given a vCPU for it 30 ms later.
+    moves = [(1.0, (0,)), (14.03, (0, 1))]
+    events = [Event(time_s, "update_cores", MEMCACHED, cores) for time_s, cores in moves]
+    intervals = report.load_intervals(tmp_path)
+    assert intervals[1].qps > 5.0 * intervals[0].qps
+    assert report.reactions_ms(events, intervals) == []
+    report.write(tmp_path, scenario, outcome(), intervals)
+    assert all(math.isnan(row.target_qps) for row in report.read_intervals(tmp_path))
+    assert "nan" not in (tmp_path / "report.html").read_text().split("<h2>Records")[1]
+    # What was asked for is not known; the picture shows what was served.
+    assert [one.qps for one in recording_of(tmp_path).intervals] == [row.qps for row in intervals]
 
 
 def test_the_interval_in_which_the_last_job_ended_is_waited_for(

@@ -8,6 +8,7 @@ live agent imports neither matplotlib nor tensorboard.
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def recording_of(folder: Path) -> Recording:
     names = dict.fromkeys(event.job for event in events)
     return Recording(
         intervals=[
-            Interval(row.start_s, row.end_s, row.target_qps, row.p95_us)
+            Interval(
+                row.start_s,
+                row.end_s,
+                row.qps if math.isnan(row.target_qps) else row.target_qps,
+                row.p95_us,
+            )
             for row in read_intervals(folder)
             if row.end_s > 0.0 and row.start_s < end_s
         ],
