@@ -146,7 +146,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             stack.callback(endpoint.close)
             listeners.append(collector.event)
             samplers.append(collector.sample)
-        probe = None
+        probe = log = None
         if settings.probe:
             from deploy.probe import IntervalLog, Probe
 
@@ -157,7 +157,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
                 rows = LineFile.at(load_file, recorder.disk)
                 stack.callback(rows.close)
                 log = IntervalLog(probe, rows, scenario.load.interval_s)
-                samplers.append(partial(_log_interval, log))
+                samplers.append(partial(_log_interval, log, state.started_s))
         if settings.dry_run:
             dry = DryActuator(scenario, state)
             machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe, cpi=cpi)
@@ -181,6 +181,8 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
                 raise InputError(f"{folder.path}: not taken over: {error}") from error
         try:
             loop.run()
+            if log is not None:
+                log.finish(time.monotonic(), machine.telemetry().service.requests)
         finally:
             actuator.close()
             leave = settings.leave_jobs and stop.number != 0
@@ -420,8 +422,10 @@ def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
     return EXIT_FAILED if failed or faults else EXIT_OK
 
 
-def _log_interval(log: "IntervalLog", telemetry: Telemetry, allocation: Allocation) -> None:
-    log.poll(telemetry.service.requests)
+def _log_interval(
+    log: "IntervalLog", started_s: float, telemetry: Telemetry, allocation: Allocation
+) -> None:
+    log.poll(started_s + telemetry.time_s, telemetry.service.requests)
 
 
 def _tell(listeners: list[Callable[[Event], None]], event: Event) -> None:

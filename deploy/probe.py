@@ -27,6 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from deploy import realtime
 from deploy.keys import ANSWERED, RECORDS, get_request
 from deploy.lines import LineFile
@@ -156,27 +158,50 @@ class IntervalLog:
         self._interval_s = interval_s
         self._start_s = time.monotonic()
         self._epoch_s = time.time() - self._start_s
-        self._requests = math.nan
+        # When requests were counted, and how many so far; from the interval's start on.
+        self._counts: list[tuple[float, float]] = []
         probe.keep_s = max(probe.keep_s, interval_s + 4.0 * LIMIT_S)
 
-    def poll(self, requests: float) -> None:
+    def poll(self, now_s: float, requests: float) -> None:
         """
-        Write the interval's row once it has ended.
+        Write the rows of the intervals that have ended.
 
-        :param requests: memcached's count of requests so far
+        :param now_s: when requests were counted last, on the monotonic clock
+        :param requests: memcached's count of them so far
         """
-        end_s = self._start_s + self._interval_s
-        if math.isnan(self._requests):
-            self._requests = requests
-        if self._probe.known_until_s < end_s:
-            return
+        self._counts.append((now_s, requests))
+        while (end_s := self._start_s + self._interval_s) <= self._probe.known_until_s:
+            self._write(end_s)
+
+    def finish(self, end_s: float, requests: float) -> None:
+        """
+        Write the rest, the interval under way as far as it came.
+
+        :param end_s: when the run ended, on the monotonic clock
+        :param requests: memcached's count of them so far
+        """
+        self.poll(end_s, requests)
+        if self._probe.between(self._start_s, end_s):  # else nothing was measured
+            self._write(end_s)
+
+    def _write(self, end_s: float) -> None:
+        """Write the row of the interval that ends."""
         latencies_us = [1e6 * late_s for late_s in self._probe.between(self._start_s, end_s)]
-        qps = max(0.0, requests - self._requests) / self._interval_s
         times_s = (self._epoch_s + self._start_s, self._epoch_s + end_s)
         if self._lines.size == 0:
             self._lines.append(HEADER)
-        self._lines.append(format_row(latencies_us, qps, math.nan, *times_s))
-        self._start_s, self._requests = end_s, requests
+        self._lines.append(format_row(latencies_us, self._qps(end_s), math.nan, *times_s))
+        self._start_s = end_s
+        while len(self._counts) > 1 and self._counts[1][0] <= end_s:
+            del self._counts[0]
+
+    def _qps(self, end_s: float) -> float:
+        """Requests per second in the interval, its limits interpolated between the counts."""
+        counted_s, requests = zip(*self._counts, strict=True)
+        limits_s = np.clip((self._start_s, end_s), counted_s[0], counted_s[-1])
+        first, last = np.interp(limits_s, counted_s, requests)
+        length_s = limits_s[1] - limits_s[0]
+        return float(max(0.0, last - first) / length_s) if length_s > 0.0 else 0.0
 
 
 class _Prober:

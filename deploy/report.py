@@ -153,12 +153,14 @@ def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
     What the load beside a run has measured, `start_s` and `end_s` counted from the run's start.
 
     :param folder: of the run's records
-    :param until_s: the interval of this moment is waited for, but not much longer than it lasts
+    :param until_s: the interval of this moment is waited for, but not much longer than it lasts;
+        rows without a target are the run's own, and complete
     """
     rows = _load_rows(folder)
     length_s = rows[-1].end_s - rows[-1].start_s if rows else 0.0
     give_up_s = time.monotonic() + length_s + ROW_DELAY_S
-    while rows and rows[-1].end_s < until_s and time.monotonic() < give_up_s:
+    foreign = bool(rows) and not math.isnan(rows[-1].target_qps)
+    while foreign and rows[-1].end_s < until_s and time.monotonic() < give_up_s:
         time.sleep(0.05)
         rows = _load_rows(folder)
     return rows

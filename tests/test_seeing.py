@@ -170,7 +170,7 @@ def test_rows_that_do_not_know_when_the_load_moved_give_no_reaction_times(
     log = interval_log(tmp_path, probe)
     for time_s, requests in ((0.0, 0.0), (10.0, 1e5), (20.0, 1e6)):
         probe.known_until_s = start_s + time_s + 1.0
-        log.poll(requests)
+        log.poll(start_s + time_s + 1.0, requests)
     # The load rises at 14 s; memcached is given a vCPU for it 30 ms later.
     moves = [(1.0, (0,)), (14.03, (0, 1))]
     events = [Event(time_s, "update_cores", MEMCACHED, cores) for time_s, cores in moves]
@@ -182,6 +182,30 @@ def test_rows_that_do_not_know_when_the_load_moved_give_no_reaction_times(
     assert "nan" not in (tmp_path / "report.html").read_text().split("<h2>Records")[1]
     # What was asked for is not known; the picture shows what was served.
     assert [one.qps for one in recording_of(tmp_path).intervals] == [row.qps for row in intervals]
+
+
+def test_the_interval_in_which_a_run_ends_is_written_as_far_as_it_came(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    probe = SteadyProbe()
+    log = interval_log(tmp_path, probe)
+    start_s = time.monotonic()
+
+    def requests(time_s: float) -> float:
+        """9000 a second, and twice as many from 10 s on."""
+        return 1e6 + 9e3 * (time_s + max(0.0, time_s - 10.0))
+
+    for time_s in (0.0, 9.7, 10.9, 11.8, 12.5):
+        probe.known_until_s = start_s + time_s - 0.1
+        log.poll(start_s + time_s, requests(time_s))
+    log.finish(start_s + 12.6, requests(12.6))
+    before_s = time.monotonic()
+    rows = report.load_intervals(tmp_path, until_s=100.0)  # no more will come
+    assert time.monotonic() - before_s < 1.0
+    assert [row.end_s - row.start_s for row in rows] == pytest.approx([10.0, 2.6], abs=0.01)
+    assert [row.qps for row in rows] == pytest.approx([9e3, 18e3], rel=0.05)
+    assert [row.p95_us for row in rows] == [100.0, 100.0]
 
 
 def test_the_interval_in_which_the_last_job_ended_is_waited_for(

@@ -109,6 +109,20 @@ def test_a_job_that_fails_is_retried_reported_and_given_up_while_others_finish(
     assert_as_found(server, run)
 
 
+def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
+    deploy, server, scenario_file, groups_file
+):
+    quick = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "200"]
+    scenario = scenario_file(dedup=quick, radix=quick)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--probe"]
+    run = deploy(*options, "--runtime", "process")
+    assert run.finish() == 0
+    report = read_report(run.report)
+    assert len(report["p95_us"]) == 1
+    assert report["p95_us"][0] > 0.0
+    assert report["reaction_ms"] == {"p50": None, "p99": None}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, groups_file, number):
     scenario = scenario_file(dedup=LONG, radix=LONG)
