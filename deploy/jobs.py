@@ -16,7 +16,7 @@ from typing import Any
 
 from deploy.cgroups import JobGroup
 from deploy.proof import exit_code
-from deploy.record import SCHEDULER, Recorder
+from deploy.record import SCHEDULER, Recorder, failed_attempt
 from deploy.runtimes import Attempt, Instance, JobFailedError, Runtime, RuntimeUnavailableError
 from deploy.state import JobRecord, State, StateFolder
 from env.allocation import JobAllocation, JobState, Weight
@@ -467,7 +467,7 @@ class JobRun:
             detail = f"given up after {record.failures} attempts: {text}"
             self._company.recorder.event("end", name, detail=detail)
         else:
-            self._company.note(name, f"attempt {record.attempts} failed: {text}")
+            self._company.note(name, failed_attempt(record.attempts, text))
         self._clear_attempt(now_s)
         self.wanted = JobAllocation()
         self._company.save()

@@ -10,6 +10,7 @@ once there is room: the loop goes on.
 
 import contextlib
 import csv
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,9 @@ EVENTS = ("start", "end", "update_cores", "pause", "unpause", "custom")
 
 JOB_PREFIX = "job_"
 """Begins the columns of a job, which may be called like one of memcached's: cpu."""
+
+FAILED_ATTEMPT = re.compile(r"attempt \d+ failed: ")
+"""Begins what `failed_attempt` says. The course's log has no event of its own for it."""
 
 RECENT = 50
 """How many events are kept for the live view."""
@@ -83,6 +87,11 @@ class Event:
     threads: int = 0
     detail: str = ""
 
+    @property
+    def fails(self) -> bool:
+        """Whether it says that an attempt has failed: the job waits to be started again."""
+        return self.what == "custom" and FAILED_ATTEMPT.match(self.detail) is not None
+
     def arguments(self) -> str:
         """What follows the job's name in a line of the log."""
         cores = f"[{','.join(map(str, self.cores))}]"
@@ -91,6 +100,16 @@ class Event:
         if self.what == "update_cores":
             return cores
         return quote_plus(self.detail) if self.what == "custom" else ""
+
+
+def failed_attempt(number: int, why: str) -> str:
+    """
+    What the `custom` event of a failed attempt says, after which the job runs no more for now.
+
+    :param number: which of the job's attempts
+    :param why: it failed
+    """
+    return f"attempt {number} failed: {why}"
 
 
 class Recorder:

@@ -23,7 +23,17 @@ from deploy import mcperf, report, view
 from deploy.lines import Disk, LineFile
 from deploy.metrics import Endpoint, RunCollector
 from deploy.probe import IntervalLog
-from deploy.record import LOAD_FILE, MEMCACHED, Event, Recorder, read_samples, started_at_s
+from deploy.record import (
+    EVENTS_FILE,
+    LOAD_FILE,
+    MEMCACHED,
+    Event,
+    Recorder,
+    failed_attempt,
+    read_samples,
+    scenario_of,
+    started_at_s,
+)
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -259,6 +269,27 @@ def test_the_pictures_show_what_the_log_says(reported: Path) -> None:
     assert [cores for _, cores in recording.service] == [(0, 1), (0,)]
     assert (reported / "run.png").stat().st_size > 10_000
     assert len(list(reported.glob("events.out.tfevents.*"))) == 1
+
+
+def test_a_failed_attempt_is_over_in_the_pictures(reported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reported, tmp_path / "run")
+    story = [
+        Event(1.0, "start", "vips", (2, 3), 4),
+        Event(4.0, "custom", "vips", detail="cannot be placed: attempt 1 failed: so it says"),
+        Event(5.0, "custom", "vips", detail=failed_attempt(1, "exit code 3")),
+        Event(25.0, "start", "vips", (1,), 4),
+        Event(30.0, "end", "vips"),
+    ]
+    (folder / EVENTS_FILE).unlink()
+    recorder = Recorder(folder, scenario_of(folder), time.monotonic())
+    for event in story:
+        recorder._write(event)
+    recorder.close()
+    spans = [(span.start_s, span.end_s, span.cores) for span in recording_of(folder).jobs["vips"]]
+    assert spans == [
+        (pytest.approx(1.0), pytest.approx(5.0), (2, 3)),
+        (pytest.approx(25.0), pytest.approx(30.0), (1,)),
+    ]
 
 
 def test_tensorboard_reads_the_scalars(reported: Path) -> None:

@@ -79,11 +79,12 @@ def _spans(events: Sequence[Event], end_s: float) -> Iterator[Span]:
     state, since_s = JobState.PENDING, 0.0
     cores: tuple[int, ...] = ()
     for event in [*events, Event(end_s, "end", "")]:
-        if event.what == "custom":
+        if event.what == "custom" and not event.fails:
             continue
         if state in (JobState.RUNNING, JobState.PAUSED) and event.time_s > since_s:
             yield Span(since_s, event.time_s, state, cores)
-        state, since_s = STATE_AFTER.get(event.what, state), event.time_s
+        state = JobState.PENDING if event.fails else STATE_AFTER.get(event.what, state)
+        since_s = event.time_s
         cores = event.cores or cores
 
 
