@@ -25,6 +25,10 @@ class DryJob:
         """It uses no CPU time."""
         return 0.0
 
+    def paused_s(self, now_s: float) -> float:
+        """It is never paused."""
+        return 0.0
+
 
 class DryActuator:
     """

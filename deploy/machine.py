@@ -57,6 +57,9 @@ class JobStanding(Protocol):
     def cpu_s(self) -> float:
         """CPU seconds it has used."""
 
+    def paused_s(self, now_s: float) -> float:
+        """How long it has been paused in all [s]."""
+
 
 class Actuation(Protocol):
     """Whoever performs allocations; see `deploy.actuator.Actuator`."""

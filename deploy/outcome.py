@@ -31,7 +31,11 @@ def write_report(
     state, lasted_s = machine.actuator.state, machine.now_s
     jobs = {
         name: report.JobOutcome(
-            record.exit_code, record.start_s, record.end_s, record.paused_s, record.failures
+            record.exit_code,
+            record.start_s,
+            record.end_s,
+            machine.actuator.jobs[name].paused_s(lasted_s),
+            max(0, record.attempts - 1),
         )
         for name, record in state.jobs.items()
     }

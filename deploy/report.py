@@ -59,7 +59,7 @@ class JobOutcome:
     :param exit_code: of the job; None if it never ended
     :param start_s: when its first attempt started, since the run's start; None if it never did
     :param end_s: when it was done or given up; None if it was neither
-    :param paused_s: how long it was paused
+    :param paused_s: how long it was paused, a pause that the run's end has ended included
     :param retries: attempts after the first
     """
 

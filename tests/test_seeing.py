@@ -14,14 +14,17 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deploy import mcperf, report, view
+from deploy.jobs import JobRun
 from deploy.lines import Disk, LineFile
 from deploy.metrics import Endpoint, RunCollector
+from deploy.outcome import write_report
 from deploy.probe import IntervalLog
 from deploy.record import (
     EVENTS_FILE,
@@ -34,6 +37,7 @@ from deploy.record import (
     scenario_of,
     started_at_s,
 )
+from deploy.state import JobRecord
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -242,6 +246,26 @@ def test_the_interval_in_which_the_last_job_ended_is_waited_for(
 
 def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
     assert report.content(outcome(), [], [], scenario.service.slo_us)["violation_ratio"] is None
+
+
+def test_retries_follow_the_first_attempt_and_a_pause_under_way_counts(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    given_up = JobRecord(attempts=4, failures=4, exit_code=3, start_s=1.0, end_s=9.0)
+    paused = JobRecord(attempts=1, start_s=1.0, paused_s=2.0)
+    records = {"dedup": given_up, "vips": paused, "radix": JobRecord()}
+    by_name = {job.name: job for job in scenario.jobs}
+    jobs = {name: JobRun(by_name[name], record, None) for name, record in records.items()}  # type: ignore[arg-type]
+    jobs["vips"]._paused_at_s = 25.0
+    machine = SimpleNamespace(
+        actuator=SimpleNamespace(jobs=jobs, changes=5, state=SimpleNamespace(jobs=records)),
+        **{"scenario": scenario, "now_s": 30.0, "overruns": 0, "overruled": 0},
+    )
+    write_report(tmp_path, "threshold-groups", machine, True, True, False)  # type: ignore[arg-type]
+    written = report.read_report(tmp_path)["jobs"]
+    assert [written[name]["retries"] for name in records] == [3, 0, 0]
+    assert [written[name]["paused_s"] for name in records] == [0.0, 7.0, 0.0]
 
 
 def test_the_page_holds_everything_and_runs_nothing(reported: Path) -> None:

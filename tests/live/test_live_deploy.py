@@ -106,6 +106,8 @@ def test_a_job_that_fails_is_retried_reported_and_given_up_while_others_finish(
     assert run.count(r"dedup attempt \d failed: exit code 3; last output: no such luck") == 3
     assert run.count("dedup end") == 1
     assert run.count("radix end") == 1
+    jobs = read_report(run.report)["jobs"]
+    assert (jobs["dedup"]["retries"], jobs["radix"]["retries"]) == (3, 0)
     assert_as_found(server, run)
 
 
