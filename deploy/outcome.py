@@ -1,9 +1,11 @@
 """How a deployment has ended, for its report: figures that only the loop itself knows."""
 
+import os
 import resource
+import time
 from pathlib import Path
 
-from deploy import report
+from deploy import report, service
 from deploy.machine import LiveMachine
 from deploy.terminal import complain
 
@@ -43,7 +45,7 @@ def write_report(
     cost = report.Loop(
         1e3 * machine.scenario.control.period_s,
         machine.overruns,
-        100.0 * (usage.ru_utime + usage.ru_stime) / max(lasted_s, 1e-9),
+        100.0 * (usage.ru_utime + usage.ru_stime) / _alive_s(),
         usage.ru_maxrss / 1024,
     )
     outcome = report.Outcome(
@@ -55,3 +57,10 @@ def write_report(
         report.write(folder, machine.scenario, outcome, intervals, shown)
     except OSError as error:
         complain(f"{folder}: no report: {error}")
+
+
+def _alive_s() -> float:
+    """How long ago this process began: a run that was resumed is older."""
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    begun_s = service.identify(os.getpid()).started * tick_s
+    return max(tick_s, time.clock_gettime(time.CLOCK_BOOTTIME) - begun_s)

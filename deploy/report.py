@@ -73,12 +73,14 @@ class JobOutcome:
 @dataclass(frozen=True)
 class Loop:
     """
-    What the loop itself cost.
+    What the loop itself cost: its process, without guardian and probe, which have their own.
+
+    After a resume it is the process that went on; what its predecessors cost is not known.
 
     :param period_ms: polling period
     :param overruns: polls that came late
-    :param cpu_pct: CPU use of the loop and its helpers [% of one vCPU]
-    :param rss_mib: resident memory
+    :param cpu_pct: CPU use of the process since it began [% of one vCPU]
+    :param rss_mib: the most memory it had resident
     """
 
     period_ms: float
@@ -92,11 +94,14 @@ class Outcome:
     """
     A run's figures, but for latency.
 
+    Times and jobs are the whole run's. Changes and overruled decisions are counted from the last
+    resume on, as is the loop's cost: a loop that was killed takes its counts with it.
+
     :param policy: who decided
     :param lasted_s: when the run ended, since its start
     :param jobs: how each job ended
-    :param actuations: changes made
-    :param overruled: decisions that the regulator changed
+    :param actuations: changes made, since the last resume
+    :param overruled: decisions that the regulator changed, since the last resume
     :param loop: what the loop cost
     :param restored: whether the machine is as it was found
     """

@@ -268,6 +268,19 @@ def test_retries_follow_the_first_attempt_and_a_pause_under_way_counts(
     assert [written[name]["paused_s"] for name in records] == [0.0, 7.0, 0.0]
 
 
+def test_a_resumed_loops_cpu_time_is_spread_over_its_own_life(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    machine = SimpleNamespace(
+        actuator=SimpleNamespace(jobs={}, changes=0, state=SimpleNamespace(jobs={})),
+        **{"scenario": scenario, "now_s": 1e7, "overruns": 0, "overruled": 0},
+    )
+    write_report(tmp_path, "threshold-groups", machine, True, True, False)  # type: ignore[arg-type]
+    # This process has been busy for a good part of its life, the run began long before.
+    assert report.read_report(tmp_path)["loop"]["cpu_pct"] > 1.0
+
+
 def test_the_page_holds_everything_and_runs_nothing(reported: Path) -> None:
     page = (reported / "report.html").read_text()
     assert "threshold-groups on cca-2025" in page
