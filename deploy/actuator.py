@@ -67,7 +67,8 @@ class Actuator:
         self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
         self._handled: JobRun | None = None
         self._handled_at_s = self._rested_at_s = 0.0
-        self._at_rest = False  # the jobs are as wanted, and stay so until something happens
+        # Who is not as wanted; the others stay so until something happens.
+        self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
 
     @property
@@ -121,7 +122,7 @@ class Actuator:
 
         :param allocation: who holds what; jobs it does not name stay as they are
         """
-        self._at_rest = False
+        self._look_at_all()
         old, new = set(self._service_written), set(allocation.service_cores)
         self._service_wanted = tuple(allocation.service_cores)
         if old and new - old and old - new:
@@ -148,7 +149,7 @@ class Actuator:
         :param now_s: since the run started
         """
         self._write_service(self._service_wanted)
-        if not self._at_rest:
+        if self._unsettled or self._handled is not None:
             self._go_on(now_s)
         if self._company.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
@@ -163,11 +164,11 @@ class Actuator:
         ended, _, _ = select.select(self._ends, [], [], max(0.0, timeout_s))
         for file in ended:
             self._ends.pop(file).note_end()
-            self._at_rest = False
+            self._look_at_all()
 
     def forget_written(self) -> None:
         """Somebody else may have changed things: write everything anew."""
-        self._at_rest = False
+        self._look_at_all()
         self._service_written = ()
         for run in self.jobs.values():
             run.forget_written()
@@ -190,15 +191,19 @@ class Actuator:
         for run in self.jobs.values():
             run.close()
 
+    def _look_at_all(self) -> None:
+        """Something has happened: any job may have to change."""
+        self._unsettled = list(self.jobs.values())
+
     def _go_on(self, now_s: float) -> None:
         """Bring the jobs nearer to what is wanted."""
-        runs = self.jobs.values()
-        for run in runs:
+        for run in self._unsettled:
             run.advance(now_s)
             run.write()
         self._take_turns(now_s)
-        self._ends = {file: run for run in runs if (file := run.ended_file()) >= 0}
-        self._at_rest = self._handled is None and all(run.settled for run in runs)
+        ends = ((run.ended_file(), run) for run in self.jobs.values())
+        self._ends = {file: run for file, run in ends if file >= 0}
+        self._unsettled = [run for run in self._unsettled if not run.settled]
 
     def _take_turns(self, now_s: float) -> None:
         """Start or remove one at a time, starts first and in the order they were wished for."""
@@ -208,7 +213,7 @@ class Actuator:
             took_s = now_s - self._handled_at_s
             self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
             self._handled = None
-        waiting = [run for run in self.jobs.values() if run.waits(now_s)]
+        waiting = [run for run in self._unsettled if run.waits(now_s)]
         known = [run for run in self._queue if run in waiting]
         self._queue = known + [run for run in waiting if run not in known]
         if self._queue and now_s >= self._rested_at_s:
