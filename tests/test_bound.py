@@ -58,7 +58,7 @@ def test_a_busier_service_and_more_work_raise_the_bound(problem):
 
 def test_the_bound_is_the_shortest_stretch_that_earns_enough(problem):
     hosts, targets = problem.new_hosts(1), problem.new_targets(1)
-    for start in starts_from(3, 3):
+    for start in starts_from(3, 1):
         problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
         bound, interval_s = LowerBound(problem.scenario, hosts[0]), 10.0
         load = targets[0].copy()
