@@ -450,7 +450,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         load_records(server.host, server.port)
         steps = [
             lambda folder: decisions(server, folder, int(400 * scale)),
-            lambda folder: whole_process(server, folder, url, 20.0 * max(scale, 0.3)),
+            lambda folder: whole_process(server, folder, url, 15.0 * max(scale, 0.3)),
             lambda folder: actuations(server, folder, url, int(200 * scale)),
             lambda folder: reactions(server, folder, int(40 * scale)),
         ]
