@@ -149,7 +149,7 @@ class Actuator:
         :param now_s: since the run started
         """
         self._write_service(self._service_wanted)
-        if self._unsettled or self._handled is not None:
+        if self._unsettled:
             self._go_on(now_s)
         if self._company.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S

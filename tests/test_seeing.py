@@ -170,7 +170,7 @@ class SteadyProbe:
 def interval_log(folder: Path, probe: SteadyProbe) -> IntervalLog:
     """What `--probe` writes into a run's folder, in intervals of 10 s."""
     lines = LineFile.at(folder / LOAD_FILE, Disk("here"))
-    return IntervalLog(probe, lines, 10.0)  # type: ignore[arg-type]
+    return IntervalLog(probe, lines, 10.0)
 
 
 def test_rows_that_do_not_know_when_the_load_moved_give_no_reaction_times(
@@ -248,6 +248,14 @@ def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
     assert report.content(outcome(), [], [], scenario.service.slo_us)["violation_ratio"] is None
 
 
+def ended_machine(scenario: Scenario, now_s: float, jobs: dict, records: dict) -> SimpleNamespace:
+    """What a report is written from, in place of a machine that has run jobs."""
+    actuator = SimpleNamespace(jobs=jobs, changes=5, state=SimpleNamespace(jobs=records))
+    return SimpleNamespace(
+        scenario=scenario, actuator=actuator, now_s=now_s, overruns=0, overruled=0
+    )
+
+
 def test_retries_follow_the_first_attempt_and_a_pause_under_way_counts(
     tmp_path: Path, scenario: Scenario
 ) -> None:
@@ -256,13 +264,10 @@ def test_retries_follow_the_first_attempt_and_a_pause_under_way_counts(
     paused = JobRecord(attempts=1, start_s=1.0, paused_s=2.0)
     records = {"dedup": given_up, "vips": paused, "radix": JobRecord()}
     by_name = {job.name: job for job in scenario.jobs}
-    jobs = {name: JobRun(by_name[name], record, None) for name, record in records.items()}  # type: ignore[arg-type]
+    jobs = {name: JobRun(by_name[name], record, None) for name, record in records.items()}
     jobs["vips"]._paused_at_s = 25.0
-    machine = SimpleNamespace(
-        actuator=SimpleNamespace(jobs=jobs, changes=5, state=SimpleNamespace(jobs=records)),
-        **{"scenario": scenario, "now_s": 30.0, "overruns": 0, "overruled": 0},
-    )
-    write_report(tmp_path, "threshold-groups", machine, True, True, False)  # type: ignore[arg-type]
+    machine = ended_machine(scenario, 30.0, jobs, records)
+    write_report(tmp_path, "threshold-groups", machine, True, True, False)
     written = report.read_report(tmp_path)["jobs"]
     assert [written[name]["retries"] for name in records] == [3, 0, 0]
     assert [written[name]["paused_s"] for name in records] == [0.0, 7.0, 0.0]
@@ -272,11 +277,8 @@ def test_a_resumed_loops_cpu_time_is_spread_over_its_own_life(
     tmp_path: Path, scenario: Scenario
 ) -> None:
     Recorder(tmp_path, scenario, time.monotonic()).close()
-    machine = SimpleNamespace(
-        actuator=SimpleNamespace(jobs={}, changes=0, state=SimpleNamespace(jobs={})),
-        **{"scenario": scenario, "now_s": 1e7, "overruns": 0, "overruled": 0},
-    )
-    write_report(tmp_path, "threshold-groups", machine, True, True, False)  # type: ignore[arg-type]
+    machine = ended_machine(scenario, 1e7, {}, {})
+    write_report(tmp_path, "threshold-groups", machine, True, True, False)
     # This process has been busy for a good part of its life, the run began long before.
     assert report.read_report(tmp_path)["loop"]["cpu_pct"] > 1.0
 

@@ -31,7 +31,7 @@ from env.simulator.jobs import (
     WORK_S,
 )
 from env.simulator.machine import EpisodeFactory
-from env.simulator.service import service_state
+from env.simulator.service import service_state, usable_share
 from training.episodes import Start
 from training.schedule_search import EVALUATIONS, best_schedules
 
@@ -188,8 +188,8 @@ class LowerBound:
             np.zeros(n_vcpus), 0.0, host["service_params"],
         )  # fmt: skip
         held = np.array([float(vcpu in choice) for vcpu in range(n_vcpus)])
-        most = min(1.0, host["service_threads"] / len(choice))  # they keep no more vCPUs busy
-        return most * np.minimum(1.0, self.levels_qps / capacity_qps)[:, None] * held
+        share = usable_share(host["service_threads"], mask_of(choice), n_vcpus)
+        return share * np.minimum(1.0, self.levels_qps / capacity_qps)[:, None] * held
 
 
 def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:

@@ -50,8 +50,8 @@ from env.simulator.service import (
     IDLE_US,
     VM_SPEED,
     mixture_p95,
-    most_of_each,
     service_state,
+    usable_share,
 )
 from training import fit_service
 from training.calibrate import fitted_capacity
@@ -188,7 +188,7 @@ def _rates(  # type: ignore[no-untyped-def]
         qps, service_threads, service_cores, sibling, background, equal, 0.0, service_params
     )
     demand = capacity if backlog > 0.0 else qps
-    asked = min(1.0, demand / capacity) * most_of_each(service_threads, service_cores, n_vcpus)
+    asked = min(1.0, demand / capacity) * usable_share(service_threads, service_cores, n_vcpus)
     for vcpu in range(n_vcpus):
         occupancy[vcpu] = ((service_cores >> vcpu) & 1) * asked
     pressure = job_speeds(

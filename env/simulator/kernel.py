@@ -23,11 +23,11 @@ from env.simulator.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
     mixture_p95,
-    most_of_each,
     service_capacity,
     service_state,
     service_stretch,
     tail_fraction,
+    usable_share,
 )
 
 callable_from_kernel(
@@ -130,7 +130,7 @@ def refresh(h):
     demand = capacity if h.backlog > 0.0 else h.load_qps
     exponent = h.cost_params[SERVICE_EXPONENT]
     asked = cost_share(min(1.0, demand / capacity), exponent)
-    asked *= most_of_each(h.service_threads, h.true_service, n_vcpus)
+    asked *= usable_share(h.service_threads, h.true_service, n_vcpus)
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
         own = 1.0 - h.client if vcpu == n_vcpus - 1 else 1.0

@@ -188,13 +188,13 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
 
 
 @inlined
-def most_of_each(threads, cores_mask, vcpus):
-    """Part of each of its vCPUs that memcached's threads keep busy at most, moving among them.
+def usable_share(threads, cores_mask, vcpus):
+    """Largest share of each of its vCPUs that memcached's threads can use, moving among them.
 
     :param threads: memcached's worker threads.
     :param cores_mask: memcached's vCPUs (bit mask, not empty).
     :param vcpus: of the machine.
-    :return: the part, 1 where there are no more vCPUs than threads.
+    :return: the share, 1 where there are no more vCPUs than threads.
     """
     cores = 0
     for c in range(vcpus):
