@@ -153,7 +153,9 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
             stack.callback(probe.stop)
             load_file = records / LOAD_FILE
-            if not load_file.exists():  # else the load itself tells
+            # Else the load itself tells.
+            state.logs_intervals = state.logs_intervals or not load_file.exists()
+            if state.logs_intervals:
                 rows = LineFile.at(load_file, recorder.disk)
                 stack.callback(rows.close)
                 log = IntervalLog(probe, rows, scenario.load.interval_s)

@@ -73,6 +73,7 @@ class State:
     :param started_s: when it began, on the monotonic clock of this boot
     :param privileged: whether containers get Docker's default rights
     :param background: what is written to a job's weight file to make it yield
+    :param logs_intervals: whether we write down the latency of each interval
     """
 
     nonce: str
@@ -82,6 +83,7 @@ class State:
     started_s: float
     privileged: bool = False
     background: int = 0
+    logs_intervals: bool = False
     boot: str = field(default_factory=lambda: BOOT_ID.read_text(encoding="utf-8").strip())
     service: ServiceRecord | None = None
     jobs: dict[str, JobRecord] = field(default_factory=dict)

@@ -147,7 +147,7 @@ def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
 ):
     job = ["sleep", "4"]
     options = ["--policy", str(groups_file), "--scenario", str(scenario_file(dedup=job, radix=job))]
-    options += ["--runtime", "process"]
+    options += ["--runtime", "process", "--probe"]
     run = deploy(*options)
     run.expect(r"radix start \[")
     run.expect(r"update_cores \[0\]$")
@@ -160,6 +160,7 @@ def test_a_killed_loop_is_made_safe_within_a_second_and_resumed(
     assert [job["attempts"] for job in started.values()] == [1, 1]
     assert again.count(" start ") == 0, again.lines
     assert_as_found(server, run)
+    assert read_report(again.report)["p95_us"]  # what the probe measures is written down again
 
 
 def test_what_the_loop_fails_to_restore_is_left_to_the_guardian(
