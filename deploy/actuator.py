@@ -3,9 +3,10 @@ The actuator: makes the machine hold an allocation, and knows what it holds.
 
 memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
 starting, pausing and resuming go to a worker thread (`deploy.jobs`), so that Docker never holds
-memcached up; starts and removals take turns, with rests between them. When sets move, memcached
-first gets what is new to it, then the jobs leave, then memcached leaves, then the jobs come: nobody
-is ever without a vCPU, and nobody who competes with memcached is on its vCPUs.
+memcached up. Starts and removals take turns, with rests between them, and starts wait for a while
+until memcached has time to spare. When sets move, memcached first gets what is new to it, then the
+jobs leave, then memcached leaves, then the jobs come: nobody is ever without a vCPU, and nobody who
+competes with memcached is on its vCPUs.
 """
 
 import select
@@ -27,6 +28,9 @@ SAVE_EVERY_S = 1.0
 REST, LONGEST_REST_S = 2.0, 2.0
 """How long nothing else is started or removed afterwards, in times of what it took, and at most:
 what the kernel does for a container yields to no weight (docs/decisions.md)."""
+
+LONGEST_HOLD_S = 10.0
+"""How long a start waits at most for memcached to have time to spare (docs/decisions.md)."""
 
 
 class Actuator:
@@ -66,7 +70,7 @@ class Actuator:
         self._save_at_s = 0.0
         self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
         self._handled: JobRun | None = None
-        self._handled_at_s = self._rested_at_s = 0.0
+        self._handled_at_s = self._rested_at_s = self._held_from_s = 0.0
         # Who is not as wanted; the others stay so until something happens.
         self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
@@ -142,15 +146,16 @@ class Actuator:
         for run in coming:
             run.write()
 
-    def poll(self, now_s: float) -> None:
+    def poll(self, now_s: float, calm: bool = True) -> None:
         """
         Pick up what has been done, hand out what is to be done, and make good what was not.
 
         :param now_s: since the run started
+        :param calm: whether memcached has time to spare; starts wait for it
         """
         self._write_service(self._service_wanted)
         if self._unsettled:
-            self._go_on(now_s)
+            self._go_on(now_s, calm)
         if self._company.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._company.save()
@@ -195,17 +200,17 @@ class Actuator:
         """Something has happened: any job may have to change."""
         self._unsettled = list(self.jobs.values())
 
-    def _go_on(self, now_s: float) -> None:
+    def _go_on(self, now_s: float, calm: bool) -> None:
         """Bring the jobs nearer to what is wanted."""
         for run in self._unsettled:
             run.advance(now_s)
             run.write()
-        self._take_turns(now_s)
+        self._take_turns(now_s, calm)
         ends = ((run.ended_file(), run) for run in self.jobs.values())
         self._ends = {file: run for file, run in ends if file >= 0}
         self._unsettled = [run for run in self._unsettled if not run.settled]
 
-    def _take_turns(self, now_s: float) -> None:
+    def _take_turns(self, now_s: float, calm: bool) -> None:
         """Start or remove one at a time, starts first and in the order they were wished for."""
         if self._handled is not None:
             if self._handled.handled:
@@ -216,9 +221,13 @@ class Actuator:
         waiting = [run for run in self._unsettled if run.waits(now_s)]
         known = [run for run in self._queue if run in waiting]
         self._queue = known + [run for run in waiting if run not in known]
-        if self._queue and now_s >= self._rested_at_s:
-            self._handled, self._handled_at_s = min(self._queue, key=lambda run: run.leaves), now_s
-            self._handled.handle(now_s)
+        if not self._queue or now_s < self._rested_at_s:
+            self._held_from_s = now_s
+            return
+        first = min(self._queue, key=lambda run: run.leaves)
+        if calm or first.leaves or now_s >= self._held_from_s + LONGEST_HOLD_S:
+            self._handled, self._handled_at_s = first, now_s
+            first.handle(now_s)
 
     def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
         found = {}

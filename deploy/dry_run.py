@@ -58,7 +58,7 @@ class DryActuator:
             self.jobs[name].wanted = wanted
         self._now = allocation
 
-    def poll(self, now_s: float) -> None:
+    def poll(self, now_s: float, calm: bool = True) -> None:
         """There is nothing to pick up."""
 
     def wait(self, timeout_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from deploy.counters import CpiSensor
 from deploy.guardian import Guardian
 from deploy.record import SCHEDULER, Recorder
-from deploy.sensors import ServiceSensor, VcpuClock
+from deploy.sensors import Cpu, ServiceSensor, VcpuClock
 from deploy.service import Identity
 from deploy.state import State
 from env.action import apply_edit, resolve_sets
@@ -34,6 +34,9 @@ STALE_S = 0.5
 """Older readings are not decided by."""
 
 PROBE_EVERY_S = 0.25
+
+CALM, CALM_WINDOW_S = 0.7, 0.5
+"""Part of its vCPUs' time up to which memcached has some to spare, and what it is measured over."""
 
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
@@ -83,8 +86,8 @@ class Actuation(Protocol):
     def apply(self, allocation: Allocation) -> None:
         """Make the machine hold an allocation."""
 
-    def poll(self, now_s: float) -> None:
-        """Go on with what takes longer."""
+    def poll(self, now_s: float, calm: bool = True) -> None:
+        """Go on with what takes longer; starts wait until memcached has time to spare."""
 
     def wait(self, timeout_s: float) -> None:
         """Sleep, but no longer than until a job ends."""
@@ -146,6 +149,8 @@ class LiveMachine:
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self.now_s
+        self._calm = True
+        self._calm_from: Cpu | None = None
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
         self._wished: Allocation | None = None
@@ -346,13 +351,24 @@ class LiveMachine:
             self.actuator.follow(self.sensor.who)
             if self._cpi is not None:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
-        self.actuator.poll(now_s)
+        self.actuator.poll(now_s, self._is_calm())
         self.sensor.receive(now_s, ANSWER_S)
         states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
             if states[index] != PENDING and run.state == JobState.PENDING:
                 states[index] = PENDING  # a failed attempt, to be started again
                 self._sent, self._settled = (), False
+
+    def _is_calm(self) -> bool:
+        """Whether memcached has time to spare on its vCPUs."""
+        now, before = self.sensor.cpu, self._calm_from
+        if now is None or before is None:
+            self._calm_from = now
+        elif (window_s := now.time_s - before.time_s) >= CALM_WINDOW_S:
+            used = (now.cpu_s - before.cpu_s) / window_s
+            self._calm = used <= CALM * len(self._applied.service_cores)
+            self._calm_from = now
+        return self._calm
 
     def _p95_us(self) -> float | None:
         """What the probe shows, worked out anew a few times a second."""

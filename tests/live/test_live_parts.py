@@ -18,7 +18,7 @@ import pytest
 
 from agents.policy import Controller
 from deploy import restore, service
-from deploy.actuator import LONGEST_REST_S, REST, Actuator
+from deploy.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
 from deploy.cgroups import JobGroup, job_groups_beside
 from deploy.commands import state_folder
 from deploy.containers import DockerRuntime
@@ -278,6 +278,35 @@ def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, 
     recorder.close()
 
 
+class Told(DryActuator):
+    """It also remembers whether memcached was said to have time to spare."""
+
+    def poll(self, now_s, calm=True):
+        self.calm = calm
+
+
+def test_memcached_has_time_to_spare_below_seven_tenths_of_its_vcpus(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("calm", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor, vcpus, told = Scripted(*[0.0] * 9), VcpuClock(2, None), Told(scenario, state)
+    machine = LiveMachine(scenario, told, sensor, vcpus, recorder)
+    machine.apply(Allocation((0,), {}), regulator_on=False)
+    seen = []
+    # A reading is judged by once it covers half a second: 0.6, 1.1 and 0.63 of a vCPU.
+    for time_s, cpu_s in ((0.0, 7.0), (0.3, 7.3), (0.6, 7.36), (1.0, 8.0), (1.2, 8.02), (1.8, 8.4)):
+        sensor.cpu = Cpu(time_s, cpu_s, 0.0)
+        machine.poll()
+        seen.append(told.calm)
+    assert seen == [True, True, True, True, False, True]
+    machine.apply(Allocation((0, 1), {}), regulator_on=False)
+    sensor.cpu = Cpu(2.8, 9.5, 0.0)  # a whole vCPU is half of two
+    machine.poll()
+    assert told.calm
+    vcpus.close()
+    recorder.close()
+
+
 def test_a_probe_that_has_died_is_said_once_and_shows_nothing(server, scenario_file, tmp_path):
     scenario = load_scenario(scenario_file())
     state = State("probe", scenario.name, "process", "", time.monotonic())
@@ -509,6 +538,25 @@ def test_once_all_is_as_wanted_the_jobs_are_left_alone_until_something_happens(
     settle(actuator, "dedup")
     os.kill(actuator.jobs["dedup"].instance.pid, signal.SIGKILL)
     poll_until(actuator, lambda: actuator.jobs["dedup"].record.failures == 1)
+
+
+def test_a_start_waits_for_memcached_to_have_time_to_spare_but_not_for_ever(actuator):
+    job, at_s = JobAllocation(JobState.RUNNING, (1,), threads=1), now_s(actuator)
+    actuator.apply(Allocation((0,), {"dedup": job, "radix": job}))
+    dedup, radix = actuator.jobs["dedup"], actuator.jobs["radix"]
+    for wait_s in (0.0, 5.0, LONGEST_HOLD_S - 0.1):
+        actuator.poll(at_s + wait_s, calm=False)
+        assert not dedup.busy
+    actuator.poll(at_s + LONGEST_HOLD_S + 0.1, calm=False)
+    assert dedup.busy
+    wait([dedup._call.future], timeout=20.0 * PATIENCE)
+    at_s += LONGEST_HOLD_S + 1.0
+    actuator.poll(at_s, calm=False)  # picked up; then the rest
+    actuator.poll(at_s + 5.0, calm=False)
+    assert not radix.busy
+    actuator.poll(at_s + 5.1, calm=True)
+    assert radix.busy
+    settle(actuator, "dedup")
 
 
 def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
