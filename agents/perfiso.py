@@ -39,10 +39,13 @@ class PerfIso(BestEffortController[PerfIsoParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Resize the best-effort set."""
         now_s = telemetry.time_s
-        busy = [
-            window.rate(now_s, busy_s) or 0.0
+        rates = [
+            window.rate(now_s, busy_s)
             for window, busy_s in zip(self._busy, telemetry.vcpu_busy_s, strict=True)
         ]
+        busy = [rate for rate in rates if rate is not None]
+        if len(busy) < len(rates):  # nothing to compare with yet
+            return Allocation(self.vcpus, telemetry.applied.jobs)
         # Idle time outside the best-effort set, which has none to spare.
         split = self._split()
         idle = split - math.fsum(busy[:split])

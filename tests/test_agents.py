@@ -304,13 +304,15 @@ def test_parties_rolls_back_and_waits(scenario):
 
 def test_perfiso_keeps_its_buffer_idle(scenario):
     policy = ready("perfiso", scenario)
-    now = policy.decide(watched(0.0))
+    first = watched(0.0, busy_s=(5.0, 9.0, 2.0, 2.0))
+    assert policy.decide(first).jobs == first.applied.jobs  # one reading of a counter is no rate
+    now = policy.decide(watched(0.1, busy_s=(5.0, 9.0, 2.0, 2.0)))
     assert batch_cores(now) == (1, 2, 3)  # everything idle but the buffer
-    now = policy.decide(watched(0.1, busy_s=(0.04, 0.1, 0.1, 0.1)))
+    now = policy.decide(watched(0.2, busy_s=(5.04, 9.1, 2.1, 2.1)))
     assert now.service_cores == (0, 1)  # 0.6 idle: one vCPU back at once
-    now = policy.decide(watched(0.2, busy_s=(0.08, 0.1, 0.2, 0.2)))
+    now = policy.decide(watched(0.3, busy_s=(5.08, 9.1, 2.2, 2.2)))
     assert now.service_cores == (0, 1)  # 1.6 idle: another one would leave too little
-    now = policy.decide(watched(0.3, busy_s=(0.09, 0.1, 0.3, 0.3)))
+    now = policy.decide(watched(0.4, busy_s=(5.09, 9.1, 2.3, 2.3)))
     assert now.service_cores == (0,)
 
 
