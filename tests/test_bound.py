@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 import agents
+from env.allocation import JobState, Weight, mask_of
 from env.scenario import load_scenario
+from env.simulator import kernel
+from env.simulator.jobs import SENSITIVITY
 from env.simulator.machine import EpisodeFactory, Variation
 from training import evaluate
 from training.bound import LEVELS, LowerBound, bound_report, lower_bounds
@@ -39,6 +42,46 @@ def test_no_random_schedule_beats_the_bound(problem, starts):
         schedule = search.neighbour(schedule)
         makespan_s, _ = search.cost(schedule)
         assert makespan_s > bound
+
+
+def test_no_allocation_earns_more_than_the_bound_says(problem):
+    """Random ones that the regulator lets through, each bettered for as long as that earns more."""
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    start = starts_from(1, 1)[0]
+    problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
+    host, scenario = hosts[0], problem.scenario
+    host["job_params"][:, SENSITIVITY] = 0.0  # the bound forgives memory traffic
+    bound = LowerBound(scenario, host)
+    rng = np.random.default_rng(7)
+    jobs, vcpus = scenario.jobs, scenario.machine.vcpus
+    closest = []
+    for _ in range(20):
+        # Any prices make a bound; with these the jobs earn about the same.
+        price = np.exp(rng.normal(0.0, 0.2, len(jobs))) / bound.worth
+        most = bound.earnings(price)
+        host["true_service"] = held = mask_of(
+            scenario.service.sets[rng.integers(len(scenario.service.sets))]
+        )
+        host["load_qps"] = rng.uniform(0.0, scenario.load.qps_max) * rng.random()
+        level = int(host["load_qps"] / scenario.load.qps_max * LEVELS)
+        host["true_state"] = JobState.PAUSED
+        best = 0.0
+        for _ in range(400):
+            before = host.copy()
+            job = rng.integers(len(jobs))
+            cores = rng.integers(1, 2**vcpus)
+            weight = Weight.BACKGROUND if cores & held else rng.choice(list(Weight))
+            host["true_state"][job] = rng.choice((JobState.RUNNING, JobState.PAUSED))
+            host["true_cores"][job], host["true_weight"][job] = cores, weight
+            host["threads"][job] = rng.choice(jobs[job].threads)
+            kernel.refresh(host)
+            earned = float(price @ host["speed"])
+            assert earned <= most[level] * (1.0 + 1e-9)
+            if earned < best:
+                hosts[0] = before
+            best = max(best, earned)
+        closest.append(best / most[level])
+    assert max(closest) > 0.9
 
 
 def test_a_busier_service_and_more_work_raise_the_bound(problem):

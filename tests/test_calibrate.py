@@ -32,9 +32,13 @@ from training.tables import (
 )
 from training.validate import Tally, profile_physics, replay, replay_with, validate
 
-CAPACITY = (120e3, 180e3, 200e3, 200e3)
+CAPACITY_QPS = (120e3, 180e3, 200e3, 200e3)
 PROFILE = load_profile("cca-2025")
 SERVER = "n2-highmem-4"
+
+
+def occupancy(qps, width):
+    return np.minimum(1.0, qps / CAPACITY_QPS[width - 1])
 
 
 def write_tables(folder: Path, runs: int = 1, group: str = "someone/else") -> Path:
@@ -87,7 +91,7 @@ def test_open_replay_agrees_with_the_fit(tmp_path):
     (run,) = runs_of(write_tables(tmp_path)).runs
     physics = profile_physics(PROFILE)
     opened, _ = replay_with(run, physics, (1.0, 1.0))
-    states = build_states([run], CAPACITY)
+    states = build_states([run], occupancy)
     predicted = fitting.predict(states, physics.jobs, physics.host)
     np.testing.assert_allclose(opened.run_s, predicted, rtol=0.15)
 
@@ -136,7 +140,7 @@ def made_up(folder: Path, groups: int = 3):
     for number in range(groups):
         tables = runs_of(write_tables(folder / str(number), 2, f"group{number}/repo"))
         traces += list(tables.runs)
-    states = build_states(traces, CAPACITY)
+    states = build_states(traces, occupancy)
     truth = PROFILE.job_array(JOBS)
     host = host_parameters({name: PROFILE.host[name].value for name in fitting.HOST_PRIORS})
     states.measured_s[:] = fitting.predict(states, truth, host)
@@ -286,7 +290,7 @@ def test_a_fit_that_fails_writes_no_profile(tmp_path, capsys, monkeypatch, fault
     pd.DataFrame(rows, columns=columns).to_csv(folder / "job_scaling.csv", index=False)
     service = {name: {"value": PROFILE.service[name].value} for name in SERVICE_FIELDS}
     fitted = SimpleNamespace(service=service, excluded=())
-    monkeypatch.setattr(calibration, "scanned_capacity", lambda *_: CAPACITY)
+    monkeypatch.setattr(calibration, "scanned_occupancy", lambda *_: occupancy)
     monkeypatch.setattr(calibration, "fit_service", lambda *_: fitted)
     monkeypatch.setattr(calibration, "fit_jobs", lambda *a: replace(fit_jobs(*a), **fault))
     said = refused(calibration, capsys, "--data", folder, "--profile", "cca-2025", "--out", target)

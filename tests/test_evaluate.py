@@ -106,6 +106,20 @@ def test_recording_shows_a_slow_policy_nothing_more(scenario, name):
     assert shown["makespan_s"] == pytest.approx(plain["makespan_s"], abs=1e-6)
 
 
+def test_a_cut_at_a_landing_loses_no_wake(machine):
+    """A container's start lands 5 ms after a jump of the load, which is seen a poll later."""
+    until_s, ends = 14.0, []
+    for advance in (Recorder(machine.scenario).advance, SimulatedMachine.advance):
+        machine.begin(SEED, np.random.default_rng(1))
+        host = machine.host
+        host.wake_qps = 1.0
+        host.sent_state[0], host.lands_s[0] = JobState.RUNNING, host.interval_ends_s + 0.005
+        advance(machine, until_s, True)
+        ends.append(host.now_s)
+    assert ends[0] == ends[1]
+    assert ends[0] < 10.1
+
+
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_recording_has_the_interval_that_the_time_cap_cuts_short(scenario, spread):
     short = scenario.with_changes(load={"duration_s": 65.0})

@@ -224,6 +224,25 @@ def test_memcached_moves_to_its_idle_vcpu():
     assert used[5, 1] > 0.9
 
 
+@pytest.mark.parametrize("job", range(len(JOBS)))
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9, 1.0])
+def test_a_wide_job_can_leave_both_of_memcacheds_vcpus_out(job, load):
+    """Its threads wait for no vCPU that it does better without, be it one or two."""
+    service = (load, load, 0.0, 0.0)
+    wide = speeds({job: (4, 0b1111, BACKGROUND)}, service)[0][job]
+    apart = speeds({job: (4, 0b1100, BACKGROUND)}, service)[0][job]
+    assert wide > 0.9 * apart
+
+
+def test_a_lone_thread_meets_its_neighbours_in_the_rest_of_the_time():
+    """Three jobs of one thread keep both vCPUs of a core busy: each always has a neighbour."""
+    three = (1, 4, 6)
+    speed, used, _ = speeds(dict.fromkeys(three, (1, 0b0101, NORMAL)))
+    assert used.sum() == pytest.approx(2.0)
+    for job in three:
+        assert speed[job] <= used[job].sum() * PARAMS[job, 3] + 1e-9
+
+
 @pytest.mark.parametrize(
     ("job", "threads", "mask", "beside", "load", "low", "high"),
     [

@@ -553,6 +553,28 @@ def test_published_controllers_move_jobs_by_calls_to_docker() -> None:
     assert (rig.row["true_cores"][jobs] == 0b1100).all()
 
 
+def test_a_job_has_one_call_to_docker_at_a_time() -> None:
+    """What is decided while a call is under way is sent when that one has landed."""
+    rig = Rig(SLOW_DOCKER)
+    rig.begin(1, [20_000.0])
+    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    kernel.advance(rig.row, rig.targets, 10.0)
+    job, before = SCENARIO.job_names.index("vips"), int(rig.row["actuations"])
+    rig.wish((0,), vips=(PAUSED, (2, 3), NORMAL))
+    lands_s = float(rig.row["lands_s"][job])
+    kernel.advance(rig.row, rig.targets, 10.1)
+    rig.wish((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
+    assert rig.row["lands_s"][job] == lands_s  # the pause is not called back
+    kernel.advance(rig.row, rig.targets, lands_s + 0.01)
+    assert rig.row["true_state"][job] == PAUSED
+    assert lands_s < rig.row["lands_s"][job] < math.inf
+    kernel.advance(rig.row, rig.targets, lands_s + 20.0)
+    assert rig.row["true_state"][job] == RUNNING
+    assert rig.row["true_cores"][job] == 0b1110
+    assert rig.row["pauses"][job] == 1
+    assert rig.row["actuations"] == before + 3
+
+
 def test_quotas_are_written_directly_and_come_with_the_launch(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")

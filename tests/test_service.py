@@ -14,6 +14,7 @@ from env.simulator.service import (
     TAIL_SHAPE,
     VM_SPEED,
     mixture_p95,
+    service_occupancy,
     service_state,
     tail_fraction,
 )
@@ -218,6 +219,19 @@ def test_cpu_use_never_shows_a_full_vcpu(params):
     assert 0.31 <= state(50e3, params)[2] <= 0.46
     assert 0.65 <= state(100e3, params)[2] <= 0.80
     assert state(160e3, params)[2] == pytest.approx(0.79, abs=0.05)
+
+
+@given(loads, threads, masks, busy, busy, parameters())
+def test_what_it_asks_for_is_the_cpu_time_it_takes(qps, n, mask, background, equal, params):
+    """Batch work gets the rest of its vCPUs: both figures must be of one thing."""
+    params[SERVICE_FIELDS.index("cpu_limit")] = 1.0
+    # Background work costs capacity by its presence, which is no CPU time of memcached's.
+    params[SERVICE_FIELDS.index("background_capacity")] = 0.0
+    _, _, cpu, _ = state(qps, params, n, mask, background, NOBODY)
+    asked = service_occupancy(qps, n, mask, SIBLINGS, background, NOBODY, params)
+    assert asked * mask.bit_count() == pytest.approx(cpu)
+    shared = service_occupancy(qps, n, mask, SIBLINGS, background, equal, params)
+    assert asked - 1e-9 <= shared <= min(n / mask.bit_count(), 1.0) + 1e-9
 
 
 def test_batch_work_on_other_vcpus(params):

@@ -212,7 +212,9 @@ def test_a_head_start_shows_every_phase_and_reports_no_makespan(scenario: Scenar
     done = (env.hosts["state"] == 3).sum(axis=1)
     assert done.min() == 0
     assert done.max() == len(scenario.jobs) - 1
-    assert (env.hosts["work_left_s"][env.hosts["state"] == 3] == 0.0).all()
+    over = env.hosts["state"] == 3
+    assert (env.hosts["work_left_s"][over] == 0.0).all()
+    assert (env.hosts["job_cpu_s"][over] == env.hosts["job_work_s"][over]).all()
     env = batch(scenario.with_changes(load={"duration_s": 10.0}), staggered=True)
     env.reset()
     seen: list[dict[str, Any]] = []

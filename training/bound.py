@@ -31,7 +31,7 @@ from env.simulator.jobs import (
     WORK_S,
 )
 from env.simulator.machine import EpisodeFactory
-from env.simulator.service import service_state, usable_share
+from env.simulator.service import service_occupancy
 from training.episodes import Start
 from training.schedule_search import EVALUATIONS, best_schedules
 
@@ -183,13 +183,14 @@ class LowerBound:
         host = self.host
         n_vcpus = self.scenario.machine.vcpus
         background = np.array([float(vcpu in shared) for vcpu in range(n_vcpus)])
-        _, capacity_qps, _, _ = service_state(
-            0.0, host["service_threads"], mask_of(choice), host["sibling"], background,
-            np.zeros(n_vcpus), 0.0, host["service_params"],
-        )  # fmt: skip
-        held = np.array([float(vcpu in choice) for vcpu in range(n_vcpus)])
-        share = usable_share(host["service_threads"], mask_of(choice), n_vcpus)
-        return share * np.minimum(1.0, self.levels_qps / capacity_qps)[:, None] * held
+        asked = [
+            service_occupancy(
+                qps, host["service_threads"], mask_of(choice), host["sibling"], background,
+                np.zeros(n_vcpus), host["service_params"],
+            )
+            for qps in self.levels_qps
+        ]  # fmt: skip
+        return np.outer(asked, [float(vcpu in choice) for vcpu in range(n_vcpus)])
 
 
 def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:

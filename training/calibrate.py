@@ -25,12 +25,13 @@ from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.simulator.jobs import JOB_FIELDS, PRESSURE
 from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
-from env.simulator.service import SERVICE_FIELDS, service_state
+from env.simulator.service import SERVICE_FIELDS, service_occupancy
 from training.fit_jobs import (
     BATCH_SIBLINGS,
     JOBS,
     SIBLINGS,
     JobFit,
+    Occupancy,
     Scaling,
     build_states,
     errors,
@@ -111,32 +112,37 @@ def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> 
     return JobData(tables.runs, scaling, tuple(remarks))
 
 
-def scanned_capacity(data: Path, year: int) -> tuple[float, ...]:
-    """Largest throughput on 1 and 2 vCPUs in the scans: medians, before anything is fitted."""
+def scanned_occupancy(data: Path, year: int) -> Occupancy:
+    """How busy memcached's vCPUs are before anything is fitted.
+
+    In proportion to the largest throughput on 1 and 2 vCPUs in the scans (medians).
+    """
     table = read_points(data, year, [])
     table = table[table["threads"] == 2]
     best = table.groupby(["cores", "repo", "path", "rep"])["achieved_qps"].max()
     medians = best.groupby("cores").median()
     if 1 not in medians.index or 2 not in medians.index:
         raise InputError(f"{data}: latency_curves: no scans of {year} with 2 threads")
-    one, two = float(medians.loc[1]), float(medians.loc[2])
-    return (one, two, two, two)
+    capacity = [float(medians.loc[min(width, 2)]) for width in range(1, VCPUS + 1)]
+    return lambda qps, width: np.minimum(1.0, qps / capacity[width - 1])
 
 
-def fitted_capacity(service: FloatArray) -> tuple[float, ...]:
-    """What memcached serves on 1 to 4 vCPUs while batch jobs keep the others busy."""
-    result = []
-    for width in range(1, VCPUS + 1):
+def fitted_occupancy(service: FloatArray) -> Occupancy:
+    """How busy memcached's vCPUs are while batch jobs keep the others busy."""
+
+    def occupancy(qps: FloatArray, width: int) -> FloatArray:
         mask = (1 << width) - 1
         equal = np.array([0.0 if (mask >> c) & 1 else 1.0 for c in range(VCPUS)])
         nobody = np.zeros(VCPUS)
-        _, capacity, _, _ = service_state(1.0, 2, mask, SIBLINGS, nobody, equal, 1.0, service)
-        result.append(float(capacity))
-    return tuple(result)
+        return np.array(
+            [service_occupancy(load, 2, mask, SIBLINGS, nobody, equal, service) for load in qps]
+        )
+
+    return occupancy
 
 
 def left_out_errors(
-    runs: Sequence[RunTrace], scaling: Scaling, capacity: Sequence[float], start: JobFit
+    runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
     result = []
@@ -145,8 +151,8 @@ def left_out_errors(
         own = [run for run in runs if run.group == group]
         if not others:
             continue
-        fit = fit_jobs(build_states(others, capacity), scaling, start)
-        result.append(errors(build_states(own, capacity), fit))
+        fit = fit_jobs(build_states(others, occupancy), scaling, start)
+        result.append(errors(build_states(own, occupancy), fit))
     return np.concatenate(result) if result else np.zeros(0)
 
 
@@ -180,20 +186,21 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     jobs = read_job_data(data, edition, note)
     groups = count_by_group(jobs.runs)
     note(f"{len(jobs.runs)} runs: " + ", ".join(f"{g} {n}" for g, n in groups.items()))
-    first = fit_jobs(build_states(jobs.runs, scanned_capacity(data, edition.year)), jobs.scaling)
+    first = fit_jobs(build_states(jobs.runs, scanned_occupancy(data, edition.year)), jobs.scaling)
     pressure = {job: float(first.params[k, PRESSURE]) for k, job in enumerate(JOBS)}
     note("memory pressure: " + ", ".join(f"{job} {value:.2f}" for job, value in pressure.items()))
 
     service = fit_service(data, edition.year, pressure)
     note("memcached fitted")
     values = np.array([service.service[field]["value"] for field in SERVICE_FIELDS])
-    capacity = fitted_capacity(values)
-    states = build_states(jobs.runs, capacity)
-    fit = fit_jobs(states, jobs.scaling, first)
+    occupancy = fitted_occupancy(values)
+    states = build_states(jobs.runs, occupancy)
+    # From the priors: what memcached's memory traffic costs has two optima that are as good.
+    fit = fit_jobs(states, jobs.scaling)
     check(fit)
     note("jobs fitted")
     spreads, host_spreads = job_spreads(states, jobs.scaling, fit)
-    left_out = np.abs(left_out_errors(jobs.runs, jobs.scaling, capacity, fit))
+    left_out = np.abs(left_out_errors(jobs.runs, jobs.scaling, occupancy, fit))
     note("spreads and left-out errors known")
 
     for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):

@@ -16,7 +16,7 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,8 @@ from training.tables import VCPUS, Remark, RunTrace, mask_at, numeric, read_tabl
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Occupancy = Callable[[FloatArray, int], FloatArray]
+"""Fraction of each of memcached's vCPUs that it asks for: of loads [1/s] and their number."""
 
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
 SIBLINGS = np.array([1, 0, 3, 2], dtype=np.int64)
@@ -115,11 +117,11 @@ class States:
     groups: tuple[str, ...]
 
 
-def build_states(runs: Sequence[RunTrace], capacity_qps: Sequence[float]) -> States:
+def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
     """Cut runs into states.
 
     :param runs: logged runs.
-    :param capacity_qps: what memcached can serve on 1, 2, ... vCPUs.
+    :param occupancy_of: how busy memcached is.
     """
     index = {job: k for k, job in enumerate(JOBS)}
     groups = tuple(dict.fromkeys(run.group for run in runs))
@@ -137,7 +139,7 @@ def build_states(runs: Sequence[RunTrace], capacity_qps: Sequence[float]) -> Sta
     run_of: list[int] = []
     measured: list[float] = []
     for number, run in enumerate(runs):
-        load = _LoadIntegral(run, capacity_qps)
+        load = _LoadIntegral(run, occupancy_of)
         samples = {}
         for job in run.jobs:
             samples[job.name] = len(measured)
@@ -205,16 +207,16 @@ def build_states(runs: Sequence[RunTrace], capacity_qps: Sequence[float]) -> Sta
 class _LoadIntegral:
     """Integral of memcached's occupancy over time, for each number of vCPUs."""
 
-    def __init__(self, run: RunTrace, capacity_qps: Sequence[float]) -> None:
+    def __init__(self, run: RunTrace, occupancy_of: Occupancy) -> None:
         self.edges = np.append(run.interval_start_s, run.interval_end_s[-1])
         lengths = np.diff(self.edges)
         self.total = [
-            np.append(0.0, np.cumsum(np.minimum(1.0, run.qps / capacity) * lengths))
-            for capacity in capacity_qps
+            np.append(0.0, np.cumsum(occupancy_of(run.qps, width) * lengths))
+            for width in range(1, VCPUS + 1)
         ]
 
     def between(self, begin: float, end: float, cores: int) -> float:
-        total = self.total[min(cores, len(self.total)) - 1]
+        total = self.total[cores - 1]
         low, high = np.interp([begin, end], self.edges, total)
         return float(high - low)
 

@@ -57,7 +57,8 @@ class Recorder:
     Watches a machine between decisions.
 
     When a change lands is known from the moment it was sent, so that nothing has to be polled;
-    a wait is only cut where more than one interval ends within it.
+    a wait is only cut where a change lands, as the next one may be sent then, and where more than
+    one interval ends within it.
 
     :param scenario: the problem
     """
@@ -78,16 +79,18 @@ class Recorder:
         :param until_s: when the policy decides next
         :param wakes: whether events end the wait
         """
-        self._note_sent(machine)
         host = machine.host
-        decided = host.now_s
+        decided, host.woken_s = host.now_s, math.inf
         while not machine.over:
+            self._note_sent(machine)
             interval, ends_s, qps = host.interval, host.interval_ends_s, host.load_qps
-            stop_s = min(until_s, ends_s + 0.5 * host.interval_s)
+            lands_s = float(min(host.lands_s.min(), host.move_lands_s.min()))
+            stop_s = min(until_s, ends_s + 0.5 * host.interval_s, lands_s)
             machine.pass_time(stop_s, wakes)
+            until_s = min(until_s, host.woken_s)
             if host.interval > interval:
                 self._note_interval(machine, ends_s, qps)
-            if stop_s == until_s or host.now_s < stop_s - 1e-9:
+            if host.now_s >= until_s - 1e-9:
                 break
         machine.sense()
         assert machine.over or host.now_s > decided
@@ -141,7 +144,7 @@ def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     """
     if not math.isfinite(lands_s):
         return
-    while marks and marks[-1][0] > now_s:
+    while marks and marks[-1][0] > now_s + 1e-9:
         marks.pop()
     marks.append((lands_s, value))
 

@@ -50,11 +50,11 @@ from env.simulator.service import (
     IDLE_US,
     VM_SPEED,
     mixture_p95,
+    service_occupancy,
     service_state,
-    usable_share,
 )
 from training import fit_service
-from training.calibrate import fitted_capacity
+from training.calibrate import fitted_occupancy
 from training.commandline import read_profile
 from training.fit_jobs import (
     BATCH_SIBLINGS,
@@ -184,11 +184,10 @@ def _rates(  # type: ignore[no-untyped-def]
                     equal[vcpu] = 1.0
                 else:
                     background[vcpu] = 1.0
-    _, capacity, _, _ = service_state(
-        qps, service_threads, service_cores, sibling, background, equal, 0.0, service_params
+    demand = np.inf if backlog > 0.0 else qps
+    asked = service_occupancy(
+        demand, service_threads, service_cores, sibling, background, equal, service_params
     )
-    demand = capacity if backlog > 0.0 else qps
-    asked = min(1.0, demand / capacity) * usable_share(service_threads, service_cores, n_vcpus)
     for vcpu in range(n_vcpus):
         occupancy[vcpu] = ((service_cores >> vcpu) & 1) * asked
     pressure = job_speeds(
@@ -587,7 +586,7 @@ def left_out_physics(data: Path, profile: Profile, runs: Sequence[RunTrace], gro
     names = sorted({*scans.groups(), *intervals.groups} - {group})
     service = fit_service.params_of(problem.solve_all(names))
     service[CPU_LIMIT] = full.service[CPU_LIMIT]
-    fit = fit_jobs(build_states(others, fitted_capacity(service)), scaling)
+    fit = fit_jobs(build_states(others, fitted_occupancy(service)), scaling)
     host = full.host.copy()
     for field, value in fit.host.items():
         host[HOST_FIELDS.index(field)] = value

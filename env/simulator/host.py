@@ -110,6 +110,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probed_cpi", real),  # the reading; p95's is in the control row
         # Waking a sleeping policy.
         ("until_s", real),
+        ("woken_s", real),  # first poll that something has asked for; recorders set it to inf
         ("quiet_until_s", real),  # until then nothing happens unless the policy acts
         ("settled", whole),  # 1: to regulate and send the same wish again would change nothing
         ("wake_on_events", whole),

@@ -218,13 +218,62 @@ def _share(core, limit, layer, running, weight, demand, used):
 
 
 @inlined
-def _others_busy(job, core, sibling, service_occupancy, host_params, used, busy):
-    """How busy memcached and the other jobs keep the sibling of one of a job's vCPUs."""
+def _others_busy(job, core, parallel, sibling, service_occupancy, host_params, used, busy):
+    """How busy memcached and the other jobs keep the sibling of one of a job's vCPUs.
+
+    A job's only thread is on one vCPU at a time: what others have of a sibling that it uses too
+    they have in the rest of the time.
+    """
     twin = sibling[core]
     if twin < 0:
         return 0.0
-    service = min(1.0, host_params[SERVICE_SIBLING] * service_occupancy[twin])
-    return service + max(0.0, busy[twin] - used[job, twin])
+    others = max(0.0, busy[twin] - used[job, twin])
+    if parallel <= 1.0 and others > 0.0:
+        others = min(1.0, others / max(1.0 - used[job, twin], others))
+    return min(1.0, host_params[SERVICE_SIBLING] * service_occupancy[twin]) + others
+
+
+@inlined
+def _parallel_value(
+    job,
+    kept,
+    waits,
+    parallel,
+    sibling,
+    service_occupancy,
+    job_params,
+    host_params,
+    used,
+    busy,
+):
+    """What a job's shares of the vCPUs in `kept` are worth together, and the slowest of them.
+
+    :param waits: whether each vCPU has a thread that the others wait for.
+    """
+    lost = 1.0 - job_params[job, SMT]
+    total = 0.0
+    width = 0
+    slowest = -1
+    least = 2.0
+    for core in range(used.shape[1]):
+        if (kept >> core) & 1 == 0:
+            continue
+        share = used[job, core]
+        twin = sibling[core]
+        twin_busy = _others_busy(
+            job, core, parallel, sibling, service_occupancy, host_params, used, busy
+        )
+        if parallel > 1.0 and twin >= 0 and (kept >> twin) & 1:
+            twin_busy += min(1.0, used[job, twin] / share)
+        value = share * (1.0 - lost * min(1.0, twin_busy))
+        total += value
+        width += 1
+        if value < least:
+            slowest, least = core, value
+    if waits:
+        straggling = host_params[STRAGGLING]
+        total = (1.0 - straggling) * total + straggling * width * least
+    return total, slowest
 
 
 @compiled
@@ -345,53 +394,40 @@ def job_speeds(
         parallel = _parallel_cores(job, threads, cores, job_params, n_cores)
         lost = 1.0 - job_params[job, SMT]
         own = 0.0
+        kept = 0
         width = 0
-        value_sum = 0.0
-        slowest = -1
-        slowest_value = 2.0
         serial_value = 0.0
         for core in range(n_cores):
-            share = used[job, core]
-            if share <= 0.0:
-                continue
-            own += share
-            width += 1
-            others_busy = _others_busy(
-                job, core, sibling, service_occupancy, host_params, used, busy
-            )
-            own_busy = 0.0
-            if parallel > 1.0 and sibling[core] >= 0:
-                own_busy = min(1.0, used[job, sibling[core]] / share)
-            value = share * (1.0 - lost * min(1.0, own_busy + others_busy))
-            value_sum += value
-            if value < slowest_value:
-                slowest, slowest_value = core, value
-            # A lone thread settles on its best vCPU.
-            serial_value = max(serial_value, 1.0 - lost * min(1.0, others_busy))
+            if used[job, core] > 0.0:
+                own += used[job, core]
+                kept |= 1 << core
+                width += 1
+                # A lone thread settles on its best vCPU.
+                others_busy = _others_busy(
+                    job, core, parallel, sibling, service_occupancy, host_params, used, busy
+                )
+                serial_value = max(serial_value, 1.0 - lost * min(1.0, others_busy))
         if own <= 0.0:
             speed[job] = 0.0
             continue
-        parallel_value = value_sum
-        if threads[job] >= width and width > 1:
-            # Each vCPU has a thread to wait for; the kernel can also leave the slowest vCPU out.
-            straggling = host_params[STRAGGLING]
-            rest_sum = 0.0
-            rest_slowest = 2.0
-            for core in range(n_cores):
-                share = used[job, core]
-                if share > 0.0 and core != slowest:
-                    twin_busy = _others_busy(
-                        job, core, sibling, service_occupancy, host_params, used, busy
-                    )
-                    if sibling[core] >= 0 and sibling[core] != slowest:
-                        twin_busy += min(1.0, used[job, sibling[core]] / share)
-                    value = share * (1.0 - lost * min(1.0, twin_busy))
-                    rest_sum += value
-                    rest_slowest = min(rest_slowest, value)
-            parallel_value = max(
-                (1.0 - straggling) * value_sum + straggling * width * slowest_value,
-                (1.0 - straggling) * rest_sum + straggling * (width - 1) * rest_slowest,
+        # Where each vCPU has a thread to wait for, the kernel can also leave the slowest ones out.
+        waits = threads[job] >= width
+        parallel_value = 0.0
+        while kept != 0:
+            value, slowest = _parallel_value(
+                job,
+                kept,
+                waits,
+                parallel,
+                sibling,
+                service_occupancy,
+                job_params,
+                host_params,
+                used,
+                busy,
             )
+            parallel_value = max(parallel_value, value)
+            kept = kept & ~(1 << slowest) if waits else 0
         demand = speed[job]
         # The part of the time in which its quota lets it run: there it runs as it would without.
         unthrottled = demand / _demand(job, parallel, job_params)

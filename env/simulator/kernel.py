@@ -22,12 +22,13 @@ from env.simulator.random import api_latency, two_noises
 from env.simulator.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
+    dearness,
     mixture_p95,
     service_capacity,
+    service_occupancy,
     service_state,
     service_stretch,
     tail_fraction,
-    usable_share,
 )
 
 callable_from_kernel(
@@ -90,19 +91,14 @@ _NO_BACKLOG = 1e-3  # requests
 
 
 @compiled
-def cost_share(part, exponent):
-    """CPU time at a part of the capacity, relative to all of it: requests in batches cost less."""
-    return part if exponent == 1.0 else part**exponent
-
-
-@compiled
 def client_share(h):
     """What the load generator takes of the last vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
     if most == 0.0:
         return 0.0
     full = h.service_params[CORE_CAPACITY_QPS] * h.service_params[VM_SPEED]
-    return min(most * cost_share(h.load_qps / full, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
+    part = h.load_qps / full
+    return min(most * part * dearness(part, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
 
 
 @compiled
@@ -123,14 +119,10 @@ def refresh(h):
                 if (h.true_cores[job] >> vcpu) & 1:
                     batch[vcpu] = max(batch[vcpu], most)
     h.client = client_share(h)
-    capacity = service_capacity(
-        h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.service_params,
-        h.client,
+    asked = service_occupancy(
+        math.inf if h.backlog > 0.0 else h.load_qps, h.service_threads, h.true_service, h.sibling,
+        h.background, h.equal, h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
     )  # fmt: skip
-    demand = capacity if h.backlog > 0.0 else h.load_qps
-    exponent = h.cost_params[SERVICE_EXPONENT]
-    asked = cost_share(min(1.0, demand / capacity), exponent)
-    asked *= usable_share(h.service_threads, h.true_service, n_vcpus)
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
         own = 1.0 - h.client if vcpu == n_vcpus - 1 else 1.0
@@ -169,11 +161,8 @@ def refresh(h):
         )  # fmt: skip
     h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
         offered, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
-        h.service_params, h.client,
+        h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
     )  # fmt: skip
-    part = min(1.0, demand / h.capacity_qps)
-    if part > 0.0:
-        h.service_cpu *= cost_share(part, exponent) / part
     h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
     if h.probe_window_s > 0.0:
         h.stretch = service_stretch(
@@ -323,7 +312,9 @@ def wake(h, earliest_s):
     """End a sleeping policy's step at the first poll that is not before `earliest_s`."""
     if h.wake_on_events:
         polls = math.ceil((earliest_s - h.decided_at_s) / h.period_s - 1e-6)
-        h.until_s = min(h.until_s, h.decided_at_s + polls * h.period_s)
+        poll_s = h.decided_at_s + polls * h.period_s
+        h.until_s = min(h.until_s, poll_s)
+        h.woken_s = min(h.woken_s, poll_s)
 
 
 @compiled
@@ -335,7 +326,7 @@ def land_service(h):
 
 @compiled
 def land_state(h, job):
-    """Docker has started, paused or resumed a job."""
+    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
     h.lands_s[job] = math.inf
     was, now = h.true_state[job], h.sent_state[job]
     if was == PENDING:
@@ -347,11 +338,17 @@ def land_state(h, job):
     elif was == PAUSED and now == RUNNING:
         h.work_left_s[job] += h.host_params[RESUME_COST_S]
     h.true_state[job] = now
+    send_state(h, job)
+    send_move(h, job)
 
 
 @compiled
 def land_move(h, job):
-    """A job's vCPUs, weight or quota change; a container that is still starting has none yet."""
+    """
+    A job's vCPUs, weight or quota change; what was decided meanwhile is sent now.
+
+    A container that is still starting has none yet.
+    """
     h.move_lands_s[job] = math.inf
     if h.true_state[job] == PENDING:
         return
@@ -360,6 +357,7 @@ def land_move(h, job):
     h.true_cores[job] = h.sent_cores[job]
     h.true_weight[job] = h.sent_weight[job]
     h.true_quota[job] = h.sent_quota[job]
+    send_move(h, job)
 
 
 @compiled
@@ -511,43 +509,64 @@ def call_docker(h, more_s):
 
 
 @compiled
+def send_state(h, job):
+    """Have Docker start, pause or resume a job, unless a call for it is still under way."""
+    before, after = h.sent_state[job], h.state[job]
+    if after == before or after == PENDING or after == DONE or h.lands_s[job] < math.inf:
+        return
+    h.actuations += 1
+    if before != PENDING and after == PAUSED:
+        h.pauses[job] += 1
+    call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
+    h.lands_s[job] = h.api_free_s
+    h.sent_state[job] = after
+    if before == PENDING:
+        h.sent_cores[job] = h.cores[job]
+        h.sent_weight[job] = h.weight[job]
+        h.sent_quota[job] = h.quota[job]
+
+
+@compiled
+def send_move(h, job):
+    """
+    Have a job's vCPUs, weight and quota changed, unless they are just being changed.
+
+    They are written directly unless `h.docker_moves`; then the container must be there first.
+    """
+    there = h.true_state if h.docker_moves else h.sent_state
+    if there[job] == PENDING or h.state[job] == DONE or h.move_lands_s[job] < math.inf:
+        return
+    moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
+    limited = h.quota[job] != h.sent_quota[job]
+    if not (moved or weighed or limited):
+        return
+    h.actuations += int(moved) + int(weighed) + int(limited)
+    if h.docker_moves:
+        call_docker(h, 0.0)
+        h.move_lands_s[job] = h.api_free_s
+    else:
+        h.move_lands_s[job] = h.now_s + h.host_params[FAST_LATENCY_S]
+    h.sent_cores[job] = h.cores[job]
+    h.sent_weight[job] = h.weight[job]
+    h.sent_quota[job] = h.quota[job]
+
+
+@compiled
 def send(h):
     """
     Send the regulated allocation to the actuator: only what differs from what was sent before.
 
-    vCPU sets, weights and quotas are written directly unless `h.docker_moves`; starting, pausing
-    and resuming are calls to Docker, one after another.
+    Calls to Docker are done one after another. A job has one change of its state under way at a
+    time, and one of its place.
     """
-    host = h.host_params
     h.quiet_until_s = h.now_s
     if h.service != h.sent_service:
         h.sent_service = h.service
-        h.service_lands_s = h.now_s + host[FAST_LATENCY_S]
+        h.service_lands_s = h.now_s + h.host_params[FAST_LATENCY_S]
         h.actuations += 1
     for job in range(h.state.shape[0]):
-        before, after = h.sent_state[job], h.state[job]
-        if after == PENDING or after == DONE:
-            continue
-        if after != before:
-            h.actuations += 1
-            if before != PENDING and after == PAUSED:
-                h.pauses[job] += 1
-            call_docker(h, host[CONTAINER_START_S] if before == PENDING else 0.0)
-            h.lands_s[job] = h.api_free_s
-        if before != PENDING:
-            moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
-            limited = h.quota[job] != h.sent_quota[job]
-            if moved or weighed or limited:
-                h.actuations += int(moved) + int(weighed) + int(limited)
-                if h.docker_moves:
-                    call_docker(h, 0.0)
-                    h.move_lands_s[job] = h.api_free_s
-                else:
-                    h.move_lands_s[job] = h.now_s + host[FAST_LATENCY_S]
-        h.sent_state[job] = after
-        h.sent_cores[job] = h.cores[job]
-        h.sent_weight[job] = h.weight[job]
-        h.sent_quota[job] = h.quota[job]
+        send_state(h, job)
+        send_move(h, job)
 
 
 @inlined

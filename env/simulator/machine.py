@@ -200,6 +200,7 @@ class EpisodeFactory:
             ("state", JobState.DONE),
             ("sent_state", JobState.DONE),
             ("work_left_s", 0.0),
+            ("job_cpu_s", host["job_work_s"][done]),
         ):
             host[name][done] = value
 

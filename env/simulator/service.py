@@ -187,21 +187,6 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
     return speed, solo, time
 
 
-@inlined
-def usable_share(threads, cores_mask, vcpus):
-    """Largest share of each of its vCPUs that memcached's threads can use, moving among them.
-
-    :param threads: memcached's worker threads.
-    :param cores_mask: memcached's vCPUs (bit mask, not empty).
-    :param vcpus: of the machine.
-    :return: the share, 1 where there are no more vCPUs than threads.
-    """
-    cores = 0
-    for c in range(vcpus):
-        cores += (cores_mask >> c) & 1
-    return min(1.0, threads / cores)
-
-
 @compiled
 def service_capacity(threads, cores_mask, sibling, background, equal, params, client=0.0):
     """Largest load that memcached can serve [1/s]; parameters as of :func:`service_state`."""
@@ -209,9 +194,47 @@ def service_capacity(threads, cores_mask, sibling, background, equal, params, cl
     return params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed
 
 
+@inlined
+def dearness(load, exponent):
+    """CPU time of a request at a part of the load that can be served, relative to one at all of it.
+
+    :param exponent: of that part, to which all requests' CPU time is proportional; below 1 where
+        requests that come together cost less.
+    """
+    return load ** (exponent - 1.0) if exponent != 1.0 and load > 0.0 else 1.0
+
+
+@inlined
+def busy_part(load, speed, solo):
+    """Part of its time that memcached is busy at a part of the load it can serve.
+
+    Requests cost less CPU while a sibling thread rests, more once both are busy.
+    """
+    return load * (speed / solo + (1.0 - speed / solo) * load)
+
+
+@compiled
+def service_occupancy(
+    qps, threads, cores_mask, sibling, background, equal, params, client=0.0, exponent=1.0
+):
+    """Fraction of each of its vCPUs that memcached asks for.
+
+    :param exponent: how CPU time grows with load, see :func:`dearness`.
+    :return: the fraction; the other parameters are those of :func:`service_state`.
+    """
+    speed, solo, _ = served(threads, cores_mask, sibling, background, equal, params, client)
+    load = min(1.0, qps / (params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed))
+    cores = 0
+    for c in range(len(sibling)):
+        cores += (cores_mask >> c) & 1
+    # Fewer threads than vCPUs keep no more of them busy than they are, moving among them.
+    usable = min(1.0, threads / cores)
+    return usable * busy_part(load, speed, solo) * dearness(load, exponent)
+
+
 @compiled
 def service_state(
-    qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0
+    qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0, exponent=1.0
 ):
     """Latency, capacity and CPU use of memcached at a steady load.
 
@@ -224,6 +247,7 @@ def service_state(
     :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
     :param params: parameters in the order of :data:`SERVICE_FIELDS`.
     :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
+    :param exponent: how CPU time grows with load, see :func:`dearness`.
     :return: (p95_us, capacity_qps, cpu_cores, shape of the tail).
     """
     vcpus = len(sibling)
@@ -275,8 +299,7 @@ def service_state(
         waiting += taken / params[EQUAL_SHARE] * need ** params[EQUAL_EXPONENT]
     wait = params[SLICE_US] * waiting
 
-    # Requests cost less CPU while a sibling thread rests, more once both are busy.
-    cpu = load * time * (speed / solo + (1.0 - speed / solo) * load)
+    cpu = time * busy_part(load, speed, solo) * dearness(load, exponent)
     shape = LN_19 / (LN_19 / params[TAIL_SHAPE] + math.log1p(wait / flow))
     return flow + wait, capacity, min(cpu, params[CPU_LIMIT] * time), shape
 
