@@ -218,11 +218,12 @@ class Actuator:
             took_s = now_s - self._handled_at_s
             self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
             self._handled = None
+        if not self._queue or now_s < self._rested_at_s:
+            self._held_from_s = now_s
         waiting = [run for run in self._unsettled if run.waits(now_s)]
         known = [run for run in self._queue if run in waiting]
         self._queue = known + [run for run in waiting if run not in known]
         if not self._queue or now_s < self._rested_at_s:
-            self._held_from_s = now_s
             return
         first = min(self._queue, key=lambda run: run.leaves)
         if calm or first.leaves or now_s >= self._held_from_s + LONGEST_HOLD_S:

@@ -67,7 +67,7 @@ def test_a_model_learns_what_the_expert_does(small, scenario):
         return agreed[changing].mean(), np.abs(values - returns)[known].mean()
 
     before = agreement_and_value_error()
-    imitate(model, stage(scenario), schedule, seed=5, epochs=(4, 8))
+    imitate(model, stage(scenario), schedule, seed=5, epochs=(4, 24))
     agreement, error = agreement_and_value_error()
     assert agreement > max(0.5, 2.0 * before[0])
     assert error < 0.9 * before[1]
