@@ -218,6 +218,7 @@ class Actuator:
             took_s = now_s - self._handled_at_s
             self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
             self._handled = None
+        # `_queue` is still the last poll's: while nobody waited or could begin, nobody was held.
         if not self._queue or now_s < self._rested_at_s:
             self._held_from_s = now_s
         waiting = [run for run in self._unsettled if run.waits(now_s)]

@@ -135,7 +135,7 @@ class Recorder:
 
 def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     """
-    Append a change that is under way; it takes the place of one that has not landed yet.
+    Append a change that is under way; one that has not landed yet gives way, as memcached's do.
 
     :param marks: changes so far, in order of time
     :param now_s: the time now

@@ -235,20 +235,13 @@ def _others_busy(job, core, parallel, sibling, service_occupancy, host_params, u
 
 @inlined
 def _parallel_value(
-    job,
-    kept,
-    waits,
-    parallel,
-    sibling,
-    service_occupancy,
-    job_params,
-    host_params,
-    used,
-    busy,
+    job, kept, waits, parallel, sibling, service_occupancy, job_params, host_params, used, busy
 ):
-    """What a job's shares of the vCPUs in `kept` are worth together, and the slowest of them.
+    """What a job's shares of some vCPUs are worth to its parallel part, and the slowest of them.
 
-    :param waits: whether each vCPU has a thread that the others wait for.
+    :param kept: the vCPUs, of those it uses, as a bit mask.
+    :param waits: whether each of them has a thread that the others wait for.
+    :returns: vCPUs' worth with an idle sibling each, and the index of the slowest.
     """
     lost = 1.0 - job_params[job, SMT]
     total = 0.0
@@ -415,17 +408,9 @@ def job_speeds(
         parallel_value = 0.0
         while kept != 0:
             value, slowest = _parallel_value(
-                job,
-                kept,
-                waits,
-                parallel,
-                sibling,
-                service_occupancy,
-                job_params,
-                host_params,
-                used,
-                busy,
-            )
+                job, kept, waits, parallel, sibling, service_occupancy, job_params, host_params,
+                used, busy,
+            )  # fmt: skip
             parallel_value = max(parallel_value, value)
             kept = kept & ~(1 << slowest) if waits else 0
         demand = speed[job]

@@ -324,6 +324,14 @@ def land_service(h):
     h.service_lands_s = math.inf
 
 
+@inlined
+def take_place(h, job):
+    """A job has the vCPUs, weight and quota that were sent."""
+    h.true_cores[job] = h.sent_cores[job]
+    h.true_weight[job] = h.sent_weight[job]
+    h.true_quota[job] = h.sent_quota[job]
+
+
 @compiled
 def land_state(h, job):
     """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
@@ -332,9 +340,7 @@ def land_state(h, job):
     if was == PENDING:
         h.start_s[job] = h.now_s
         h.overhead_left_s[job] = h.job_params[job, LAUNCH_OVERHEAD_S]
-        h.true_cores[job] = h.sent_cores[job]
-        h.true_weight[job] = h.sent_weight[job]
-        h.true_quota[job] = h.sent_quota[job]
+        take_place(h, job)
     elif was == PAUSED and now == RUNNING:
         h.work_left_s[job] += h.host_params[RESUME_COST_S]
     h.true_state[job] = now
@@ -354,9 +360,7 @@ def land_move(h, job):
         return
     if h.true_cores[job] != h.sent_cores[job]:
         h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
-    h.true_cores[job] = h.sent_cores[job]
-    h.true_weight[job] = h.sent_weight[job]
-    h.true_quota[job] = h.sent_quota[job]
+    take_place(h, job)
     send_move(h, job)
 
 
@@ -508,6 +512,14 @@ def call_docker(h, more_s):
     h.api_free_s = max(h.api_free_s, h.now_s) + latency_s
 
 
+@inlined
+def send_place(h, job):
+    """Send a job's vCPUs, weight and quota."""
+    h.sent_cores[job] = h.cores[job]
+    h.sent_weight[job] = h.weight[job]
+    h.sent_quota[job] = h.quota[job]
+
+
 @compiled
 def send_state(h, job):
     """Have Docker start, pause or resume a job, unless a call for it is still under way."""
@@ -521,9 +533,7 @@ def send_state(h, job):
     h.lands_s[job] = h.api_free_s
     h.sent_state[job] = after
     if before == PENDING:
-        h.sent_cores[job] = h.cores[job]
-        h.sent_weight[job] = h.weight[job]
-        h.sent_quota[job] = h.quota[job]
+        send_place(h, job)
 
 
 @compiled
@@ -546,9 +556,7 @@ def send_move(h, job):
         h.move_lands_s[job] = h.api_free_s
     else:
         h.move_lands_s[job] = h.now_s + h.host_params[FAST_LATENCY_S]
-    h.sent_cores[job] = h.cores[job]
-    h.sent_weight[job] = h.weight[job]
-    h.sent_quota[job] = h.quota[job]
+    send_place(h, job)
 
 
 @compiled
