@@ -8,7 +8,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from deploy import guardian
+from deploy.safety import guardian
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
 
         # Imported late: torch takes seconds, and a wrong option should not.
-        from training.ppo import train
+        from training.ppo.training_run import train
 
         best = train(
             scenario,
@@ -90,7 +90,7 @@ def train_on_this_machine(
     if arguments.fast:
         raise InputError("--fast: for the simulator only")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # undo everything then, too
-    from training.vm import train_live
+    from training.ppo.live_training import train_live
 
     settings = settings_of(arguments, folder / "episodes")
     figures = train_live(scenario, recipe, arguments.seed, folder, settings, arguments.resume)

@@ -2,8 +2,8 @@
 Reading a checkpoint without torch: arrays and JSON only, never unpickled.
 
 A checkpoint is a Stable-Baselines3 `.zip` with two more entries: the policy network's weights as
-plain arrays and a metadata file that says what they were trained for. `training.checkpoint`
-writes it.
+plain arrays and a metadata file that says what they were trained for.
+`training.ppo.checkpoint_writing` writes it.
 """
 
 import io

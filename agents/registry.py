@@ -19,20 +19,20 @@ from env.scenario import Scenario, parse_yaml
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
 
 RULES = {
-    "sequential": "agents.sequential.Sequential",
-    "concurrent": "agents.concurrent.Concurrent",
-    "threshold-groups": "agents.threshold_groups.ThresholdGroups",
-    "hysteresis-pause": "agents.hysteresis_pause.HysteresisPause",
-    "stats-poll-packed": "agents.stats_poll_packed.StatsPollPacked",
-    "shared-background": "agents.shared_background.SharedBackground",
-    "static": "agents.static.Static",
-    "random": "agents.random_choice.RandomChoice",
-    "intel-prm": "agents.intel_prm.IntelPrm",
-    "latency-aware-prm": "agents.latency_aware_prm.LatencyAwarePrm",
-    "hybrid-prm": "agents.hybrid_prm.HybridPrm",
-    "heracles": "agents.heracles.Heracles",
-    "parties": "agents.parties.Parties",
-    "perfiso": "agents.perfiso.PerfIso",
+    "sequential": "agents.rules.sequential.Sequential",
+    "concurrent": "agents.rules.concurrent.Concurrent",
+    "threshold-groups": "agents.rules.threshold_groups.ThresholdGroups",
+    "hysteresis-pause": "agents.rules.hysteresis_pause.HysteresisPause",
+    "stats-poll-packed": "agents.rules.stats_poll_packed.StatsPollPacked",
+    "shared-background": "agents.rules.shared_background.SharedBackground",
+    "static": "agents.rules.static.Static",
+    "random": "agents.rules.random_choice.RandomChoice",
+    "intel-prm": "agents.rules.intel_prm.IntelPrm",
+    "latency-aware-prm": "agents.rules.latency_aware_prm.LatencyAwarePrm",
+    "hybrid-prm": "agents.rules.hybrid_prm.HybridPrm",
+    "heracles": "agents.rules.heracles.Heracles",
+    "parties": "agents.rules.parties.Parties",
+    "perfiso": "agents.rules.perfiso.PerfIso",
 }
 """Where each rule is: only the one that is asked for is imported."""
 
@@ -51,7 +51,7 @@ def make(name_or_path: str | Path) -> Policy:
     """
     name, path = str(name_or_path), Path(name_or_path)
     if path.suffix == ".zip":
-        from agents.ppo import PPOPolicy
+        from agents.ppo.trained_policy import PPOPolicy
 
         policy: Policy = PPOPolicy.from_checkpoint(path)
         return policy

@@ -34,13 +34,13 @@ from env.reward import TERMS
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
-from training.checkpoint import network_of, policy_layers
-from training.fast_ppo import FastPPO
-from training.imitation import N_ENVS, find_schedule, imitate
-from training.ppo import new_model, variation_of
+from training.evaluation.schedule_search import Schedule
+from training.imitation.imitate import N_ENVS, find_schedule, imitate
+from training.ppo.checkpoint_writing import network_of, policy_layers
+from training.ppo.fast_ppo import FastPPO
+from training.ppo.selection import Actor, run_selection, score
+from training.ppo.training_run import new_model, variation_of
 from training.recipe import Recipe, load_recipe
-from training.schedule_search import Schedule
-from training.selection import Actor, run_selection, score
 
 VARIANTS = (
     "full",

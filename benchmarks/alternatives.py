@@ -26,12 +26,12 @@ from benchmarks.job_network import ModelActor, job_network_policy
 from env.reward import TERMS
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from training.checkpoint import network_of
-from training.fast_ppo import FastPPO
-from training.imitation import N_ENVS, N_EPOCHS, imitate
-from training.ppo import new_model, variation_of
+from training.imitation.imitate import N_ENVS, N_EPOCHS, imitate
+from training.ppo.checkpoint_writing import network_of
+from training.ppo.fast_ppo import FastPPO
+from training.ppo.selection import Actor
+from training.ppo.training_run import new_model, variation_of
 from training.recipe import Recipe, load_recipe
-from training.selection import Actor
 
 RECIPES: dict[str, dict[str, Any]] = {
     "narrow": {"hidden": (64, 64)},

@@ -24,7 +24,7 @@ from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import Telemetry
-from training.episodes import run_episode, starts_from
+from training.evaluation.episodes import run_episode, starts_from
 
 MOST_DECISION_US = 50.0
 MOST_EVALUATION_S = 12.0

@@ -34,7 +34,7 @@ from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from training.ppo import new_model
+from training.ppo.training_run import new_model
 from training.recipe import Recipe, load_recipe
 
 FLAT = {"hold_s": 0.25, "period_s": 0.25}

@@ -20,8 +20,8 @@ from torch import nn
 from env.action import KINDS, PLACE, SERVICE, START
 from env.observation import BACKGROUND, GLOBAL_FEATURES, JOB_FEATURES
 from env.simulator.machine import EpisodeFactory
-from training.adam import Adam
-from training.masked_policy import KEEP_BIAS, MaskedActorCriticPolicy
+from training.ppo.adam import Adam
+from training.ppo.masked_policy import KEEP_BIAS, MaskedActorCriticPolicy
 
 WIDTH = 32
 OVERLAPS = 2  # with memcached's vCPUs, and with all jobs'
@@ -150,7 +150,7 @@ def job_network_policy(factory: EpisodeFactory) -> type[MaskedActorCriticPolicy]
 
 class ModelActor:
     """
-    A model as `training.selection` asks it.
+    A model as `training.ppo.selection` asks it.
 
     :param model: whose most likely edits are taken
     """

@@ -28,19 +28,19 @@ import yaml
 
 import agents
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy import daemon, images, memcached
-from deploy.actuator import Actuator
 from deploy.deployment import group_maker, make_runtime, usable_hierarchy
-from deploy.dry_run import DryActuator
-from deploy.keys import load_records
-from deploy.load import Client
-from deploy.loop import GuardedPolicy, Loop, StopRequest
-from deploy.machine import LiveMachine
-from deploy.record import MEMCACHED, Event, Recorder
-from deploy.restore import undo
-from deploy.sensors import ServiceSensor, VcpuClock
-from deploy.service import identify
-from deploy.state import State, StateFolder
+from deploy.engines import daemon, images, memcached
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.linux.service_process import identify
+from deploy.load.dynamic_load import Client
+from deploy.load.keys import load_records
+from deploy.loop.actuator import Actuator
+from deploy.loop.dry_run import DryActuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.loop.loop import GuardedPolicy, Loop, StopRequest
+from deploy.records.recorder import MEMCACHED, Event, Recorder
+from deploy.records.state import State, StateFolder
+from deploy.safety.restore import undo
 from env.action import edit_table
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.commandline import OneLineParser, require_writable

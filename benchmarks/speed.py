@@ -80,7 +80,7 @@ class RandomEdits:
 def action_stream(n_actions: int) -> tuple[Any, str]:
     """Who chooses the actions of the environment's benchmark, and how that is called."""
     from agents.checkpoint import find_checkpoint, read_checkpoint
-    from agents.ppo import MaskedNetwork
+    from agents.ppo.trained_policy import MaskedNetwork
 
     if find_checkpoint(CHECKPOINT).exists():
         return MaskedNetwork(read_checkpoint(CHECKPOINT).layers), str(CHECKPOINT)
@@ -144,7 +144,7 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
 
     from env.scenario import load_scenario
     from env.simulator.vector_env import ColocationVecEnv
-    from training.ppo import new_model
+    from training.ppo.training_run import new_model
     from training.recipe import load_recipe
 
     class Clock(BaseCallback):
@@ -168,7 +168,7 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     scenario = load_scenario("cca-2025")
     environments = ColocationVecEnv(scenario, recipe.n_envs, recipe.gamma, threads=threads)
     if fast:
-        from training.fast_ppo import FastPPO
+        from training.ppo.fast_ppo import FastPPO
 
         model = new_model(recipe, environments, 0, FastPPO)
     else:
@@ -272,7 +272,7 @@ def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
     import torch
     from stable_baselines3 import PPO
 
-    from training.fast_ppo import FastPPO
+    from training.ppo.fast_ppo import FastPPO
 
     torch.set_num_threads(1)  # stock PPO on two threads crawls if anything else runs
     runs: dict[str, list[dict[str, Any]]] = {"stock": [], "fast": []}
@@ -302,14 +302,14 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     """
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from agents.ppo import MaskedNetwork
+    from agents.ppo.trained_policy import MaskedNetwork
     from env.scenario import load_scenario
     from env.simulator.machine import EpisodeFactory
     from env.simulator.vector_env import ColocationVecEnv
-    from training.checkpoint import policy_layers
-    from training.ppo import new_model
+    from training.ppo.checkpoint_writing import policy_layers
+    from training.ppo.selection import run_selection, score
+    from training.ppo.training_run import new_model
     from training.recipe import load_recipe
-    from training.selection import run_selection, score
 
     curve: dict[str, list[float]] = {"steps": [], "makespan_s": [], "violation_ratio": []}
 

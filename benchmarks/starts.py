@@ -17,17 +17,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy import daemon, memcached, proof, realtime
-from deploy.actuator import REST
-from deploy.cgroups import LEAST_WEIGHT, JobGroup, find_hierarchy, job_groups_beside, members
-from deploy.containers import DockerRuntime, connect
-from deploy.images import ensure_stress_image
-from deploy.keys import load_records
-from deploy.load import Client
-from deploy.mcperf import percentile
-from deploy.memcached import Memcached
-from deploy.runtimes import Attempt
-from deploy.service import pin
+from deploy.engines import daemon, memcached
+from deploy.engines.images import ensure_stress_image
+from deploy.engines.memcached import Memcached
+from deploy.jobs.containers import DockerRuntime, connect
+from deploy.jobs.runtimes import Attempt
+from deploy.linux import realtime
+from deploy.linux.cgroups import LEAST_WEIGHT, JobGroup, find_hierarchy, job_groups_beside, members
+from deploy.linux.service_process import pin
+from deploy.load.dynamic_load import Client
+from deploy.load.keys import load_records
+from deploy.loop.actuator import REST
+from deploy.records import proof
+from deploy.records.mcperf import percentile
 from env.allocation import Weight
 from env.commandline import OneLineParser, whole_number
 from env.errors import exit_on_bad_input

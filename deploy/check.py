@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy import service
-from deploy.cgroups import Hierarchy, JobGroup, job_groups_beside
-from deploy.counters import CpiSensor, why_not_counted
 from deploy.deployment import (
     EXIT_FAILED,
     EXIT_OK,
@@ -28,9 +25,12 @@ from deploy.deployment import (
     find_service,
     usable_hierarchy,
 )
-from deploy.placement import online_vcpus, set_policy
-from deploy.sensors import ServiceSensor, VcpuClock
-from deploy.state import claim
+from deploy.jobs.placement import online_vcpus, set_policy
+from deploy.linux import service_process
+from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
+from deploy.linux.counters import CpiSensor, why_not_counted
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.records.state import claim
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Scenario
@@ -123,22 +123,22 @@ def _service(
     yield from _groups(hierarchy, settings, who.pid)
 
 
-def _moves(scenario: Scenario, who: service.Identity) -> Finding:
+def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
     what = "memcached's vCPUs"
     try:
         with claim(who):  # a loop that steers it would be overwritten
-            had = service.affinities(who.pid)
+            had = service_process.affinities(who.pid)
             try:
                 for cores in scenario.service.sets:
-                    service.pin(who.pid, cores)
+                    service_process.pin(who.pid, cores)
             finally:
-                service.restore(who, had)
+                service_process.restore(who, had)
     except (InputError, OSError) as error:
         return Finding(FAULT, what, f"cannot be set: {error}")
     return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
 
 
-def _cycles(who: service.Identity) -> Finding:
+def _cycles(who: service_process.Identity) -> Finding:
     what = "memcached's cycles per instruction"
     try:
         CpiSensor(who, time.monotonic()).close()
@@ -217,7 +217,7 @@ def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         return
     import docker
 
-    from deploy.containers import connect
+    from deploy.jobs.containers import connect
 
     try:
         client = connect(docker_address(settings))

@@ -8,7 +8,7 @@ from typing import Any
 
 import agents
 from deploy import deployment
-from deploy.guardian import Guardian
+from deploy.safety.guardian import Guardian
 from env.commandline import OneLineParser, address, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario

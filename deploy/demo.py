@@ -28,10 +28,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deploy import memcached
-from deploy.images import docker_daemon
-from deploy.record import LOAD_FILE, PAGE_FILE, REPORT_FILE
-from deploy.report import read_report
+from deploy.engines import memcached
+from deploy.engines.images import docker_daemon
+from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
+from deploy.records.run_report import read_report
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario

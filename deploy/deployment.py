@@ -16,29 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.policy import Policy
-from deploy import service
-from deploy.actuator import Actuator
-from deploy.cgroups import LEAST_WEIGHT, Hierarchy, JobGroup, find_hierarchy, job_groups_beside
-from deploy.counters import CpiSensor, why_not_counted
-from deploy.dry_run import DryActuator
-from deploy.guardian import Guardian, make_safe
-from deploy.lines import LineFile
-from deploy.loop import Loop, Sampler, StopRequest
-from deploy.machine import LiveMachine
-from deploy.placement import online_vcpus
-from deploy.record import LOAD_FILE, SCHEDULER, Event, Recorder, set_aside
-from deploy.restore import undo
-from deploy.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
-from deploy.sensors import ServiceSensor, VcpuClock
-from deploy.state import STATE_FILE, State, StateFolder, claim
-from deploy.terminal import complain, say
+from deploy.jobs.placement import online_vcpus
+from deploy.jobs.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
+from deploy.linux import service_process
+from deploy.linux.cgroups import (
+    LEAST_WEIGHT,
+    Hierarchy,
+    JobGroup,
+    find_hierarchy,
+    job_groups_beside,
+)
+from deploy.linux.counters import CpiSensor, why_not_counted
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.loop.actuator import Actuator
+from deploy.loop.dry_run import DryActuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.loop.loop import Loop, Sampler, StopRequest
+from deploy.records.lines import LineFile
+from deploy.records.recorder import LOAD_FILE, SCHEDULER, Event, Recorder, set_aside
+from deploy.records.state import STATE_FILE, State, StateFolder, claim
+from deploy.records.terminal import complain, say
+from deploy.safety.guardian import Guardian, make_safe
+from deploy.safety.restore import undo
 from env.allocation import Allocation
 from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from deploy.probe import IntervalLog
+    from deploy.load.probe import IntervalLog
 
 FIND_LIMIT_S = 1.0
 """How long memcached may take to answer at the start."""
@@ -139,7 +145,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             view.callback(_await_view, _start_view(records))
         samplers.append(recorder.sample)
         if settings.metrics_port is not None:
-            from deploy.metrics import Endpoint, RunCollector
+            from deploy.records.metrics import Endpoint, RunCollector
 
             collector = RunCollector()
             endpoint = Endpoint(collector, settings.metrics_port)
@@ -148,7 +154,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             samplers.append(collector.sample)
         probe = log = None
         if settings.probe:
-            from deploy.probe import IntervalLog, Probe
+            from deploy.load.probe import IntervalLog, Probe
 
             probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
             stack.callback(probe.stop)
@@ -191,7 +197,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             faults = end(state, folder, runtime, hierarchy, leave, recorder)
             if not faults:
                 guardian.stop()  # the report takes seconds, without a beat
-        from deploy.outcome import write_report  # late: drawing it takes memory
+        from deploy.loop.outcome import write_report  # late: drawing it takes memory
 
         restored, stopped = not (faults or leave), stop.number != 0
         write_report(records, policy.name, machine, restored, stopped, settings.illustrated)
@@ -271,7 +277,7 @@ def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
         return ProcessRuntime()
     if hierarchy is None:
         raise InputError("containers need control groups this user may write; use sudo")
-    from deploy.containers import DockerRuntime
+    from deploy.jobs.containers import DockerRuntime
 
     return DockerRuntime(hierarchy, state.nonce, state.docker, state.privileged)
 
@@ -326,7 +332,9 @@ def _settle_memory() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
-def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) -> service.Identity:
+def find_service(
+    sensor: ServiceSensor, settings: Settings, started_s: float
+) -> service_process.Identity:
     """
     Wait until memcached has answered.
 
@@ -348,7 +356,7 @@ def find_service(sensor: ServiceSensor, settings: Settings, started_s: float) ->
     return sensor.who
 
 
-def cpi_sensor(policy: str, who: service.Identity, now_s: float) -> CpiSensor:
+def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiSensor:
     """
     What counts memcached's cycles, for a policy that cannot decide without them.
 

@@ -1,1 +1,6 @@
-"""What the world is: scenarios, telemetry, allocations and the environment."""
+"""
+What is the world?
+
+Scenarios, telemetry, allocations, the regulator, and observation, action and reward as the
+simulator, the Gymnasium environment and the live loop share them. `env` imports nothing else.
+"""

@@ -16,6 +16,6 @@ gymnasium.register(
 
 gymnasium.register(
     id="coretide/ColocationVM-v0",
-    entry_point="training.vm:live_environment",
+    entry_point="training.ppo.live_training:live_environment",
     nondeterministic=True,
 )

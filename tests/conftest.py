@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import Phase, settings
 
-from deploy import daemon
+from deploy.engines import daemon
 from env.allocation import JobState, mask_of
 from env.control import ControlState, control_fields
 from env.scenario import Scenario, load_scenario

@@ -1,1 +1,5 @@
-"""How policies are made: training, evaluation, calibration and validation."""
+"""
+How are policies made and judged?
+
+Recipes and the commands at this level; what stands behind the commands is in the folders.
+"""

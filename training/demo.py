@@ -14,8 +14,8 @@ from pathlib import Path
 from agents.checkpoint import find_checkpoint
 from env.commandline import OneLineParser, require_writable
 from env.errors import exit_on_bad_input
-from training.evaluate import evaluate, parser
-from training.report import show, write_json
+from training.evaluation.comparison import evaluate, parser
+from training.evaluation.figures import show, write_json
 
 CHECKPOINT = Path("checkpoints/best.zip")
 REFERENCES = ("sequential", "concurrent", "threshold-groups")

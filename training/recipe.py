@@ -38,7 +38,7 @@ class Recipe(BaseModel):
     :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
-    :param imitation: whether to begin by imitating a good schedule (`training.imitation`)
+    :param imitation: whether to begin by imitating a good schedule (`training.imitation.imitate`)
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
     """

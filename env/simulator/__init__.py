@@ -1,1 +1,6 @@
-"""The simulated host: load, service, jobs and the compiled step."""
+"""
+What happens over time on a simulated machine?
+
+mcperf's exact load, a host that goes from event to event at the rates of `env.physics`,
+episodes of one machine and of thousands, and the fitted profiles with their parameters.
+"""

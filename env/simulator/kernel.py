@@ -14,12 +14,9 @@ memcached answering at its plateau meanwhile).
 import math
 
 from env import action, observation, regulator, reward
-from env.simulator.compiled import callable_from_kernel, compiled, inlined
-from env.simulator.host import MIXTURE
-from env.simulator.jobs import LAUNCH_OVERHEAD_S, job_speeds
-from env.simulator.profile import COST_FIELDS, HOST_FIELDS
-from env.simulator.random import api_latency, two_noises
-from env.simulator.service import (
+from env.physics.compiled import callable_from_kernel, compiled, inlined
+from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
+from env.physics.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
     dearness,
@@ -30,6 +27,9 @@ from env.simulator.service import (
     service_stretch,
     tail_fraction,
 )
+from env.simulator.host import MIXTURE
+from env.simulator.profile import COST_FIELDS, HOST_FIELDS
+from env.simulator.random import api_latency, two_noises
 
 callable_from_kernel(
     action.open_edits,

@@ -15,17 +15,17 @@ from env.action import edit_table
 from env.allocation import Allocation, JobState
 from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, wish
 from env.observation import feature_count
+from env.physics.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
+from env.physics.jobs import SMT as JOB_SMT
+from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
+from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.host import HostFields, host_dtype
-from env.simulator.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
-from env.simulator.jobs import SMT as JOB_SMT
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import HOST_FIELDS, Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
-from env.simulator.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
-from env.simulator.service import SMT as SERVICE_SMT
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
 READINGS = (

@@ -20,8 +20,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from env.errors import yaml_message
-from env.simulator.jobs import JOB_FIELDS
-from env.simulator.service import SERVICE_FIELDS
+from env.physics.jobs import JOB_FIELDS
+from env.physics.service import SERVICE_FIELDS
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ own, so an episode does not depend on which hosts it is batched with.
 
 import math
 
-from env.simulator.compiled import compiled
+from env.physics.compiled import compiled
 
 FIRST_MODULUS, SECOND_MODULUS = 2147483563, 2147483399
 

@@ -25,8 +25,10 @@ import pytest
 import yaml
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy import containers, daemon, images, memcached, service
 from deploy.deployment import usable_hierarchy
+from deploy.engines import daemon, images, memcached
+from deploy.jobs import containers
+from deploy.linux import service_process
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.scenario import load_scenario
@@ -251,7 +253,7 @@ def deploy(tmp_path: Path, server: memcached.Memcached) -> Iterator[Callable[...
 def assert_as_found(server: memcached.Memcached, run: Deployment) -> None:
     """memcached may run anywhere again, and no group of the deployment is left."""
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
-    assert set(service.affinities(server.pid).values()) == {everywhere}
+    assert set(service_process.affinities(server.pid).values()) == {everywhere}
     mounts = Path("/sys/fs/cgroup")
     assert run.nonce
     assert list(mounts.rglob(f"coretide-{run.nonce}-*")) == []

@@ -20,7 +20,8 @@ from typing import Any
 
 import agents
 from agents.policy import Policy
-from deploy import deployment, sensors
+from deploy import deployment
+from deploy.linux import sensors
 from env.allocation import JobState
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy.py"

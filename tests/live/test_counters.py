@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 import agents
-from deploy import counters, deployment, memcached, service
-from deploy.counters import CounterPair, CpiSensor, why_not_counted
-from deploy.dry_run import DryActuator
-from deploy.machine import LiveMachine
-from deploy.record import Recorder
-from deploy.sensors import ServiceSensor, VcpuClock
-from deploy.state import State
+from deploy import deployment
+from deploy.engines import memcached
+from deploy.linux import counters, service_process
+from deploy.linux.counters import CounterPair, CpiSensor, why_not_counted
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.loop.dry_run import DryActuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.records.recorder import Recorder
+from deploy.records.state import State
 from env.errors import InputError
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE
@@ -56,7 +58,7 @@ def busy():
 def used(pid):
     """CPU time [ns] and context switches of all threads, as /proc has them."""
     cpu_ns = switches = 0
-    for thread in service.thread_ids(pid):
+    for thread in service_process.thread_ids(pid):
         folder = Path(f"/proc/{pid}/task/{thread}")
         cpu_ns += int((folder / "schedstat").read_text().split()[0])
         lines = (folder / "status").read_text().splitlines()
@@ -69,18 +71,18 @@ def open_files():
 
 
 def test_all_threads_are_counted(busy):
-    sensor = CpiSensor(service.identify(busy.pid), 0.0, KNOWN)
+    sensor = CpiSensor(service_process.identify(busy.pid), 0.0, KNOWN)
     before = used(busy.pid)
     time.sleep(1.0)
     after = used(busy.pid)
-    sensor.poll(service.identify(busy.pid), 1.0, 10.0)
+    sensor.poll(service_process.identify(busy.pid), 1.0, 10.0)
     cpu_ns, switches = (late - early for late, early in zip(after, before, strict=True))
     assert sensor.cpi == pytest.approx(cpu_ns / switches, rel=0.15)
     sensor.close()
 
 
 def test_a_reading_stands_until_the_next_window_is_over(busy):
-    who = service.identify(busy.pid)
+    who = service_process.identify(busy.pid)
     sensor = CpiSensor(who, 0.0, KNOWN)
     readings = []
     for now_s in (0.5, 1.0, 2.5, 3.0, 4.0, 5.0):
@@ -95,7 +97,7 @@ def test_a_reading_stands_until_the_next_window_is_over(busy):
 
 
 def test_a_process_that_ends_is_counted_to_its_end_and_then_no_more(busy):
-    who = service.identify(busy.pid)
+    who = service_process.identify(busy.pid)
     sensor = CpiSensor(who, 0.0, KNOWN)
     time.sleep(0.2)
     busy.kill()
@@ -110,7 +112,7 @@ def test_a_process_that_ends_is_counted_to_its_end_and_then_no_more(busy):
 
 
 def test_all_file_descriptors_are_given_back(busy):
-    who, before = service.identify(busy.pid), open_files()
+    who, before = service_process.identify(busy.pid), open_files()
     sensor = CpiSensor(who, 0.0, KNOWN)
     assert open_files() == before + 2 * 3
     for now_s in range(1, 5):
@@ -124,7 +126,7 @@ def test_all_file_descriptors_are_given_back(busy):
 
 def test_a_machine_without_the_counters_is_named_as_such():
     with pytest.raises(FileNotFoundError) as missing:
-        CpiSensor(service.identify(os.getpid()), 0.0, (NOWHERE, NOWHERE))
+        CpiSensor(service_process.identify(os.getpid()), 0.0, (NOWHERE, NOWHERE))
     assert why_not_counted(missing.value).startswith("this machine does not count them")
 
 
@@ -134,7 +136,7 @@ def test_a_user_without_the_right_is_told_so(busy):
     if child == 0:
         try:
             os.setuid(65534)
-            CpiSensor(service.identify(busy.pid), 0.0, KNOWN)
+            CpiSensor(service_process.identify(busy.pid), 0.0, KNOWN)
         except OSError as error:
             os._exit(int(why_not_counted(error).startswith("this user may not count them")))
         finally:
@@ -159,7 +161,7 @@ def test_a_reading_that_fails_is_none(monkeypatch, what):
             raise what
         return what
 
-    who = service.identify(os.getpid())
+    who = service_process.identify(os.getpid())
     sensor = CpiSensor(who, 0.0, KNOWN)
     monkeypatch.setattr(os, "read", fail)
     sensor.poll(who, 1.0, 2.0)
@@ -178,7 +180,7 @@ def watched(server, scenario_file, tmp_path):
     state = State("counts", scenario.name, "process", "", time.monotonic())
     sensor, vcpus = ServiceSensor(server.host, server.port), VcpuClock(2, None)
     recorder = Recorder(tmp_path / "report", scenario, state.started_s)
-    cpi = CpiSensor(service.identify(server.pid), 0.0, KNOWN)
+    cpi = CpiSensor(service_process.identify(server.pid), 0.0, KNOWN)
     yield LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder, cpi=cpi)
     for one in (cpi, sensor, vcpus, recorder):
         one.close()
@@ -203,7 +205,7 @@ def test_a_policy_is_shown_the_reading_and_a_memcached_that_restarts_is_followed
     again = memcached.start(threads=2, port=server.port)
     try:
         advance_until(watched, lambda: not watched.stale)
-        assert watched.sensor.who == service.identify(again.pid)
+        assert watched.sensor.who == service_process.identify(again.pid)
         assert watched.telemetry().service.cpi > 0.0
     finally:
         memcached.stop(again)
@@ -216,7 +218,7 @@ def test_readings_without_cycles_are_not_decided_by(watched, monkeypatch):
 
 
 def test_a_policy_that_cannot_have_cycles_is_refused(monkeypatch):
-    policy, who = agents.make("intel-prm"), service.identify(os.getpid())
+    policy, who = agents.make("intel-prm"), service_process.identify(os.getpid())
     assert policy.needs_cpi and not agents.make("parties").needs_cpi
     without = partial(CpiSensor, events=(NOWHERE, NOWHERE))
     monkeypatch.setattr(deployment, "CpiSensor", without)
@@ -227,7 +229,7 @@ def test_a_policy_that_cannot_have_cycles_is_refused(monkeypatch):
 
 def machine_counts():
     try:
-        CpiSensor(service.identify(os.getpid()), 0.0).close()
+        CpiSensor(service_process.identify(os.getpid()), 0.0).close()
     except OSError:
         return False
     return True

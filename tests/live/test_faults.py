@@ -12,9 +12,9 @@ import docker
 import numpy as np
 import pytest
 
-from deploy import service
-from deploy.record import EVENTS_FILE, read_events, read_samples
-from deploy.report import read_report
+from deploy.linux import service_process
+from deploy.records.recorder import EVENTS_FILE, read_events, read_samples
+from deploy.records.run_report import read_report
 from tests.live.conftest import assert_as_found, needs_docker, write_checkpoint
 
 pytestmark = [pytest.mark.survival, needs_docker]
@@ -230,7 +230,7 @@ def test_a_memcached_that_hangs_is_left_to_the_fallback_until_it_answers(
     try:
         run.expect(r"the fallback decides: memcached's readings are 0\.5 s old", 3.0)
         give_up_s = time.monotonic() + 1.0
-        while set(service.affinities(server.pid).values()) != {(0, 1)}:
+        while set(service_process.affinities(server.pid).values()) != {(0, 1)}:
             assert time.monotonic() < give_up_s, run.lines
             time.sleep(0.01)
     finally:

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from deploy import service
 from deploy.deployment import Settings, begin_state
-from deploy.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.linux import service_process
+from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, ROOT
 
@@ -28,7 +28,7 @@ def guard(tmp_path):
     def start(state, stderr=subprocess.DEVNULL):
         folder = StateFolder(tmp_path / "state")
         folder.save(state)
-        command = [sys.executable, "-m", "deploy.guardian"]
+        command = [sys.executable, "-m", "deploy.safety.guardian"]
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, cwd=ROOT))
         pipe = started[-1].stdin
         os.write(pipe.fileno(), f"{folder.path / STATE_FILE}\n.".encode())
@@ -81,9 +81,9 @@ def wait_until(condition, limit_s):
 
 def pinned(server):
     """The record of a memcached that a loop has moved."""
-    who = service.identify(server.pid)
-    had = service.affinities(server.pid)
-    service.pin(server.pid, (0,))
+    who = service_process.identify(server.pid)
+    had = service_process.affinities(server.pid)
+    service_process.pin(server.pid, (0,))
     return ServiceRecord(who.pid, who.started, had)
 
 
@@ -94,11 +94,11 @@ def test_a_terminal_that_nobody_reads_does_not_keep_it_from_acting(guard, server
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    before = set(service.affinities(server.pid).values())
+    before = set(service_process.affinities(server.pid).values())
     process = guard(state_of(tmp_path, service=pinned(server)), writer)
     process.stdin.close()
     assert process.wait(10.0 * PATIENCE) == 0
-    assert set(service.affinities(server.pid).values()) == before
+    assert set(service_process.affinities(server.pid).values()) == before
     os.close(reader)
     os.close(writer)
 
@@ -142,7 +142,7 @@ def test_a_loop_that_is_back_is_left_the_rest(guard, dockers, tmp_path):
 def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_path):
     state = state_of(tmp_path, "a", service=pinned(server))  # there is no Docker
     process = guard(state)
-    with claim(service.Identity(state.service.pid, state.service.started)):
+    with claim(service_process.Identity(state.service.pid, state.service.started)):
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
     assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
@@ -163,14 +163,16 @@ def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path)
     pids = [leader.pid, int(leader.stdout.readline())]
     os.killpg(leader.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: [service.stat_fields(pid)[0] for pid in pids] == ["T", "T"], 10.0)
+        wait_until(
+            lambda: [service_process.stat_fields(pid)[0] for pid in pids] == ["T", "T"], 10.0
+        )
         state = state_of(tmp_path, runtime="process")
-        key = f"{leader.pid}-{service.identify(leader.pid).started}"
+        key = f"{leader.pid}-{service_process.identify(leader.pid).started}"
         state.jobs["a"] = JobRecord(1, key=key)
         process = guard(state)
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
-        assert "T" not in [service.stat_fields(pid)[0] for pid in pids]
+        assert "T" not in [service_process.stat_fields(pid)[0] for pid in pids]
         assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_IDLE}
     finally:
         os.killpg(leader.pid, signal.SIGKILL)

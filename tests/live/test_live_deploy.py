@@ -9,11 +9,11 @@ import time
 import docker
 import pytest
 
-from deploy import service
-from deploy.containers import PIDS_LIMIT
-from deploy.record import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
-from deploy.report import read_report
-from deploy.state import claim
+from deploy.jobs.containers import PIDS_LIMIT
+from deploy.linux import service_process
+from deploy.records.recorder import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
+from deploy.records.run_report import read_report
+from deploy.records.state import claim
 from tests.live.conftest import (
     JOBS,
     PATIENCE,
@@ -34,7 +34,7 @@ def jobs_ended(deployment):
 def await_freed(server):
     """The guardian's promise: memcached has its vCPUs back within a second."""
     give_up_s = time.monotonic() + 1.0 * PATIENCE
-    while set(service.affinities(server.pid).values()) != {(0, 1)}:
+    while set(service_process.affinities(server.pid).values()) != {(0, 1)}:
         assert time.monotonic() < give_up_s, "memcached is still held"
         time.sleep(0.01)
 
@@ -131,7 +131,7 @@ def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, gro
     run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
     run.expect(r"dedup start \[")
     run.expect(r"update_cores \[0\]$")
-    assert set(service.affinities(server.pid).values()) == {(0,)}
+    assert set(service_process.affinities(server.pid).values()) == {(0,)}
     run.process.send_signal(number)
     assert run.finish() == 128 + number
     assert_as_found(server, run)
@@ -174,7 +174,7 @@ def test_what_the_loop_fails_to_restore_is_left_to_the_guardian(
     run.process.send_signal(signal.SIGTERM)
     run.expect("guardian: memcached has its vCPUs back")
     assert run.finish() == 1, run.lines
-    assert set(service.affinities(server.pid).values()) == {(0, 1)}
+    assert set(service_process.affinities(server.pid).values()) == {(0, 1)}
     assert (run.state / "state.json").exists()
 
 
@@ -234,7 +234,7 @@ def test_proofs_of_a_deployment_whose_state_is_lost_prove_nothing_to_the_next(
 
 
 def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file, tmp_path):
-    before = service.affinities(server.pid)
+    before = service_process.affinities(server.pid)
     log = tmp_path / "report" / EVENTS_FILE
     log.parent.mkdir()
     log.write_text("of an earlier run\n")
@@ -242,7 +242,7 @@ def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file, t
     run.expect("would start dedup with 1 threads on 1")
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 0
-    assert service.affinities(server.pid) == before
+    assert service_process.affinities(server.pid) == before
     assert not (run.state / "state.json").exists()
     assert list(log.parent.iterdir()) == [log]
     assert log.read_text() == "of an earlier run\n"
@@ -267,7 +267,7 @@ def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, 
 
 
 def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file):
-    from deploy import memcached
+    from deploy.engines import memcached
     from tests.live.conftest import Deployment
 
     scenario = scenario_file(dedup=LONG, radix=LONG)
@@ -283,7 +283,7 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
             run.expect(f"memcached process {second.pid}")
             run.expect("decides again")
             give_up_s = time.monotonic() + 5.0 * PATIENCE
-            while set(service.affinities(second.pid).values()) != {(0,)}:
+            while set(service_process.affinities(second.pid).values()) != {(0,)}:
                 assert time.monotonic() < give_up_s, run.lines
                 time.sleep(0.02)
             run.process.send_signal(signal.SIGTERM)
@@ -300,7 +300,7 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
     assert run.finish() == 0, run.lines
     run.expect("ok  memcached at .* 2 worker threads")
     run.expect("ok  background weight")
-    with claim(service.identify(server.pid)):
+    with claim(service_process.identify(server.pid)):
         beside = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
         assert beside.finish() == 1
         beside.expect("FAIL  memcached's vCPUs: .*another loop steers it already")
@@ -315,7 +315,7 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
 def test_the_agent_imports_no_training_library(scenario_file):
     code = (
         "import sys; sys.path.insert(0, '.');"
-        "import deploy.commands, deploy.containers, deploy.check, deploy.episodes;"
+        "import deploy.commands, deploy.jobs.containers, deploy.check, deploy.live_episodes;"
         "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )

@@ -17,17 +17,18 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from agents.checkpoint import read_checkpoint
-from deploy import memcached, service
 from deploy.demo import loaded
-from deploy.record import read_events
+from deploy.engines import memcached
+from deploy.linux import service_process
+from deploy.records.recorder import read_events
 from env.action import START
 from env.errors import InputError
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
 from tests.live.conftest import JOBS, ROOT
-from training.checkpoint import describe, save_checkpoint
-from training.ppo import new_model
+from training.ppo.checkpoint_writing import describe, save_checkpoint
+from training.ppo.training_run import new_model
 from training.recipe import load_recipe
 
 ID = "env.registration:coretide/ColocationVM-v0"
@@ -91,7 +92,7 @@ def assert_no_groups(nonce):
 
 def assert_restored(server, tmp_path):
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
-    assert set(service.affinities(server.pid).values()) == {everywhere}
+    assert set(service_process.affinities(server.pid).values()) == {everywhere}
     assert not (tmp_path / "state" / "state.json").exists()
     names = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path / "state") not in names
@@ -103,7 +104,7 @@ def test_an_episode_to_its_end(make, load, tmp_path):
     assert info == {}  # the load is somebody else's, and so is its trace
     assert env.observation_space.contains(observation)
     steps = [env.step(edit_named(env, "service 0"))]
-    assert set(service.affinities(load.pid).values()) == {(0,)}
+    assert set(service_process.affinities(load.pid).values()) == {(0,)}
     while not (steps[-1][2] or steps[-1][3]):
         assert len(steps) < 500
         steps.append(env.step(startable(env)))
@@ -145,7 +146,7 @@ def test_a_reset_in_mid_episode_begins_anew(make, load, tmp_path):
     assert_no_groups(first)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
-    assert set(service.affinities(load.pid).values()) == {everywhere}
+    assert set(service_process.affinities(load.pid).values()) == {everywhere}
     mask = env.unwrapped.action_mask()
     assert all(mask[edit_named(env, f"start {job}")] for job in JOBS)
     assert fresh[7] == 0.0  # no edit yet since the load was first seen
@@ -223,7 +224,7 @@ def test_a_killed_trainer_is_made_safe_within_a_second_and_can_be_undone(
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == -9
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
     give_up_s = time.monotonic() + 1.0
-    while set(service.affinities(load.pid).values()) != {everywhere}:
+    while set(service_process.affinities(load.pid).values()) != {everywhere}:
         assert time.monotonic() < give_up_s, "memcached is still held"
         time.sleep(0.01)
     assert (tmp_path / "state" / "state.json").exists()

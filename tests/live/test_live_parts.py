@@ -17,23 +17,24 @@ from pathlib import Path
 import pytest
 
 from agents.policy import Controller
-from deploy import restore, service
-from deploy.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
-from deploy.cgroups import JobGroup, job_groups_beside
 from deploy.commands import state_folder
-from deploy.containers import DockerRuntime
 from deploy.deployment import group_maker, usable_hierarchy
-from deploy.dry_run import DryActuator
-from deploy.jobs import GIVEN_UP, RETRIES, JobRun
-from deploy.loop import GuardedPolicy
-from deploy.machine import LiveMachine
-from deploy.probe import Probe
-from deploy.proof import prepare
-from deploy.record import Recorder
-from deploy.restore import undo
-from deploy.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
-from deploy.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
-from deploy.state import State, StateFolder
+from deploy.jobs.containers import DockerRuntime
+from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
+from deploy.jobs.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
+from deploy.linux import service_process
+from deploy.linux.cgroups import JobGroup, job_groups_beside
+from deploy.linux.sensors import Cpu, Requests, ServiceSensor, StatsConnection, VcpuClock
+from deploy.load.probe import Probe
+from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
+from deploy.loop.dry_run import DryActuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.loop.loop import GuardedPolicy
+from deploy.records.proof import prepare
+from deploy.records.recorder import Recorder
+from deploy.records.state import State, StateFolder
+from deploy.safety import restore
+from deploy.safety.restore import undo
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import load_scenario
@@ -65,7 +66,7 @@ def test_the_sensor_counts_requests_and_cpu_time(server):
             client.sendall(b"get nothing\r\n")
             client.recv(100)
     polled(sensor, 2.0, lambda: sensor.requests.count >= 300)
-    assert sensor.who == service.identify(server.pid)
+    assert sensor.who == service_process.identify(server.pid)
     assert sensor.requests.count == 300
     assert 0.0 < sensor.cpu.cpu_s < 1.0 * PATIENCE
     assert sensor.age_s(time.monotonic()) < 0.5
@@ -120,7 +121,7 @@ def test_whoever_listens_there_under_a_name_that_is_no_text_is_no_memcached():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
             name.write_bytes(b"\xff")
-            assert not service.is_memcached(os.getpid(), listener.getsockname()[1])
+            assert not service_process.is_memcached(os.getpid(), listener.getsockname()[1])
         finally:
             name.write_bytes(before.strip())
 
@@ -575,7 +576,7 @@ def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
 
 @needs_groups
 def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
-    actuator.follow(service.identify(server.pid))
+    actuator.follow(service_process.identify(server.pid))
     rng = random.Random(11)
     cores = [(0,), (1,), (0, 1)]
     for _ in range(1000):
@@ -599,12 +600,12 @@ def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
 def test_who_has_the_number_of_a_memcached_that_is_gone_is_not_moved(actuator):
     somebody = subprocess.Popen(["sleep", "100"])
     try:
-        now = service.identify(somebody.pid)
-        before = service.affinities(somebody.pid)
-        actuator.follow(service.Identity(now.pid, now.started - 1))
+        now = service_process.identify(somebody.pid)
+        before = service_process.affinities(somebody.pid)
+        actuator.follow(service_process.Identity(now.pid, now.started - 1))
         actuator.apply(Allocation((0,), {}))
         actuator.poll(now_s(actuator))
-        assert service.affinities(somebody.pid) == before
+        assert service_process.affinities(somebody.pid) == before
     finally:
         somebody.kill()
         somebody.wait()
@@ -677,7 +678,7 @@ def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
 @needs_groups
 def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monkeypatch):
     """It has started the job all the same, and says so when it is back."""
-    monkeypatch.setattr("deploy.jobs.UNAVAILABLE_LIMIT_S", 0.3)
+    monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
     runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
     find, start, silence = runtime.find, runtime.start, threading.Event()
     attempts, unanswered = [], []
@@ -707,7 +708,7 @@ def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monk
 
 @needs_groups
 def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, monkeypatch):
-    monkeypatch.setattr("deploy.jobs.UNAVAILABLE_LIMIT_S", 0.3)
+    monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
     runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
 
     def refuse(*_):

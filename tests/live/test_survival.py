@@ -7,8 +7,9 @@ import time
 import docker
 import pytest
 
-from deploy import daemon, images, service
-from deploy.record import read_events
+from deploy.engines import daemon, images
+from deploy.linux import service_process
+from deploy.records.recorder import read_events
 from tests.live.conftest import JOBS, PATIENCE, assert_as_found, needs_docker
 
 pytestmark = [pytest.mark.survival, needs_docker]
@@ -220,7 +221,7 @@ def test_a_stopped_loop_is_made_safe_and_goes_on(
     run.expect(r"update_cores \[0\]$")
     os.kill(run.process.pid, 19)
     give_up_s = time.monotonic() + 1.2 * PATIENCE
-    while set(service.affinities(server.pid).values()) != {(0, 1)}:
+    while set(service_process.affinities(server.pid).values()) != {(0, 1)}:
         assert time.monotonic() < give_up_s, "memcached is still held"
         time.sleep(0.02)
     os.kill(run.process.pid, 18)

@@ -1,0 +1,6 @@
+"""
+What do published rules decide?
+
+One rule a file, behind the protocol of `agents.policy`. `agents.registry` finds them by name;
+their parameters are YAML files in `agents/parameters`.
+"""

@@ -1,0 +1,41 @@
+"""All jobs at once."""
+
+from pydantic import PositiveFloat, PositiveInt
+
+from agents.policy import Controller, CpuThreshold, Parameters, unfinished
+from env.allocation import Allocation
+from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+
+class ConcurrentParameters(Parameters):
+    """memcached's CPU threshold [vCPUs] and every job's thread count."""
+
+    threshold: PositiveFloat
+    threads: PositiveInt
+
+
+class Concurrent(Controller[ConcurrentParameters]):
+    """
+    Every job from the start, all on every vCPU that memcached does not hold.
+
+    The second of the two plain strategies that group 031 set out to beat (report of 2025, part
+    4), with 3 threads a job. memcached's vCPUs follow that group's rule (see
+    `agents.rules.threshold_groups`): above 60 % of a vCPU in a 1 s window it gets its largest set.
+    """
+
+    schema = ConcurrentParameters
+
+    def reset(self, scenario: Scenario) -> None:
+        """Begin a new episode."""
+        super().reset(scenario)
+        self._service = CpuThreshold(self.parameters.threshold)
+
+    def decide(self, telemetry: Telemetry) -> Allocation:
+        """Run all jobs that are not done."""
+        service = self._service.choose(telemetry, self.scenario)
+        batch = self.others(service)
+        left = unfinished(telemetry, self.job_names)
+        return Allocation(
+            service, {job: self.running(job, batch, self.parameters.threads) for job in left}
+        )

@@ -1,0 +1,238 @@
+"""
+Jobs as Docker containers: no network, read-only, no capabilities, nothing mounted but the proof.
+
+Docker is asked to create, start, pause, unpause and remove; pausing only ever goes through it,
+because it loses track of containers that somebody else froze. vCPUs and weight are written
+directly (`deploy.jobs.placement`).
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.jobs.placement import GroupPlacement
+from deploy.jobs.runtimes import (
+    LOG_LINES,
+    Attempt,
+    Instance,
+    JobFailedError,
+    RuntimeUnavailableError,
+)
+from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
+from deploy.records import proof
+from env.allocation import Weight
+
+if TYPE_CHECKING:
+    import docker
+
+LABEL = "coretide.nonce"
+CALL_LIMIT_S = 10
+
+PIDS_LIMIT = 1024
+"""Processes and threads of a container: no job comes near it, and one that forks without end must
+not take the numbers that memcached, the loop and Docker need."""
+
+OOM_EVENTS = {
+    1: "/sys/fs/cgroup/memory/memory.oom_control",
+    2: "/sys/fs/cgroup/memory.events",
+}
+"""Where a container sees the kernel count its OOM kills."""
+
+
+class DockerRuntime:
+    """
+    Jobs as containers.
+
+    :param hierarchy: where control groups are
+    :param nonce: marks our containers
+    :param url: the daemon; the environment's own if none is given
+    :param privileged: give containers Docker's default rights and a writable file system
+    """
+
+    name = "docker"
+
+    def __init__(
+        self, hierarchy: Hierarchy, nonce: str, url: str | None = None, privileged: bool = False
+    ):
+        self._hierarchy = hierarchy
+        self._nonce = nonce
+        self._url = url
+        self._privileged = privileged
+        self._client: docker.DockerClient | None = None
+
+    def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
+        """See `Runtime.start`."""
+        if attempt.group is None:
+            raise JobFailedError("containers need control groups that can be written")
+        attempt.group.set_weight(weight)
+        with self._calls() as api:
+            try:
+                container = self._create(api, attempt, cores)
+                api.start(container)
+            except sdk().errors.ImageNotFound as error:
+                raise JobFailedError(f"image {attempt.job.image} is not there") from error
+            except sdk().errors.APIError as error:
+                if error.is_server_error():
+                    raise
+                raise JobFailedError(f"cannot be started: {error.explanation}") from error
+            return self._instance(attempt, api.inspect_container(container["Id"]))
+
+    def pause(self, instance: Instance) -> None:
+        """See `Runtime.pause`."""
+        with self._calls() as api:
+            if not self._state(api, instance)["Paused"]:
+                api.pause(instance.key)
+
+    def resume(self, instance: Instance) -> None:
+        """See `Runtime.resume`."""
+        with self._calls() as api:
+            if self._state(api, instance)["Paused"]:
+                api.unpause(instance.key)
+
+    def paused(self, instance: Instance) -> bool:
+        """See `Runtime.paused`."""
+        with self._calls() as api:
+            return bool(self._state(api, instance)["Paused"])
+
+    def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
+        """See `Runtime.move`."""
+        with self._calls() as api:
+            api.update_container(instance.key, cpuset_cpus=",".join(map(str, cores)))
+
+    def outcome(self, instance: Instance) -> tuple[int, str]:
+        """See `Runtime.outcome`."""
+        code = proof.exit_code(instance.attempt.folder)
+        if code == 0:
+            return 0, ""
+        with self._calls() as api:
+            try:
+                if self._state(api, instance)["Status"] != "created":
+                    api.wait(instance.key, timeout=CALL_LIMIT_S)
+                state = self._state(api, instance)
+                tail = api.logs(instance.key, tail=LOG_LINES).decode(errors="replace").strip()
+            except sdk().errors.NotFound:
+                return proof.NO_PROOF if code is None else code, "its container is gone"
+        if code is None:
+            # 0 without proof is what a daemon says that did not see the end.
+            code = proof.OOM if state["OOMKilled"] else int(state["ExitCode"]) or proof.NO_PROOF
+        return code, tail
+
+    def remove(self, instance: Instance) -> None:
+        """See `Runtime.remove`."""
+        with self._calls() as api, contextlib.suppress(sdk().errors.NotFound):
+            api.remove_container(instance.key, force=True, v=True)
+        proof.trim(instance.attempt.folder)
+
+    def find(self, attempt: Attempt) -> Instance | None:
+        """See `Runtime.find`."""
+        with self._calls() as api:
+            try:
+                found = api.inspect_container(self._container_name(attempt))
+            except sdk().errors.NotFound:
+                if proof.exit_code(attempt.folder) is None:
+                    return None
+                # Its end was seen, and not written down.
+                return Instance(attempt, self._container_name(attempt), 0, -1, None)
+            if found["Config"]["Labels"].get(LABEL) != self._nonce:
+                return None
+            return self._instance(attempt, found)
+
+    def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
+        """See `Runtime.sweep`: whatever carries our mark."""
+        with self._calls() as api:
+            ours = {"label": f"{LABEL}={self._nonce}"}
+            for container in api.containers(all=True, filters=ours):
+                with contextlib.suppress(sdk().errors.NotFound):
+                    api.remove_container(container["Id"], force=True, v=True)
+
+    def _create(self, api: Any, attempt: Attempt, cores: tuple[int, ...]) -> Any:
+        job, group = attempt.job, attempt.group
+        assert group is not None
+        limits: dict[str, Any] = {
+            "network_mode": "none",
+            "cpuset_cpus": ",".join(map(str, cores)),
+            "cgroup_parent": str(group.path),
+            "mem_limit": f"{job.memory_mib}m",
+            "memswap_limit": f"{job.memory_mib}m",
+            "pids_limit": PIDS_LIMIT,
+            "mounts": [
+                sdk().types.Mount(
+                    proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"
+                )
+            ],
+            "log_config": sdk().types.LogConfig(
+                type="json-file", config={"max-size": "1m", "max-file": "1"}
+            ),
+            "security_opt": ["no-new-privileges"],
+        }
+        place = {}
+        if not self._privileged:
+            # All that it can write to but the proof is memory: no file needs to be larger.
+            largest = job.memory_mib << 20
+            file_size = sdk().types.Ulimit(name="fsize", soft=largest, hard=largest)
+            limits |= {"read_only": True, "cap_drop": ["ALL"], "tmpfs": {"/tmp": "size=64m"}}
+            limits["ulimits"] = [file_size]
+            place = {"working_dir": "/tmp"}
+        command = proof.wrapped(
+            job.launch_command(attempt.threads),
+            proof.MOUNTED_AT,
+            OOM_EVENTS[self._hierarchy.version],
+        )
+        return api.create_container(
+            job.image,
+            entrypoint=command[:1],
+            command=command[1:],
+            name=self._container_name(attempt),
+            labels={LABEL: self._nonce, "coretide.job": job.name},
+            host_config=api.create_host_config(**limits),
+            **place,
+        )
+
+    def _instance(self, attempt: Attempt, inspected: dict[str, Any]) -> Instance:
+        assert attempt.group is not None
+        container, pid = inspected["Id"], int(inspected["State"]["Pid"])
+        if pid:
+            with contextlib.suppress(OSError):  # it may have ended already
+                placement = GroupPlacement(attempt.group, cpuset_folder(self._hierarchy, pid))
+                return Instance(attempt, container, pid, os.pidfd_open(pid), placement)
+        return Instance(attempt, container, 0, -1, None)
+
+    def _container_name(self, attempt: Attempt) -> str:
+        return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"
+
+    @staticmethod
+    def _state(api: Any, instance: Instance) -> dict[str, Any]:
+        state: dict[str, Any] = api.inspect_container(instance.key)["State"]
+        return state
+
+    @contextlib.contextmanager
+    def _calls(self) -> Iterator[Any]:
+        """Docker's API; a daemon that is away, slow or in trouble is not the job's fault."""
+        try:
+            if self._client is None:
+                self._client = connect(self._url)
+            yield self._client.api
+        except (OSError, sdk().errors.DockerException) as error:  # the HTTP library's are OSErrors
+            raise RuntimeUnavailableError(f"Docker: {error}") from error
+
+
+@functools.cache
+def sdk() -> Any:
+    """Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start."""
+    import docker
+
+    return docker
+
+
+def connect(url: str | None) -> "docker.DockerClient":
+    """
+    A Docker daemon.
+
+    :param url: its address; the environment's own if none is given
+    """
+    if url is None:
+        return sdk().from_env(timeout=CALL_LIMIT_S)
+    return sdk().DockerClient(base_url=url, timeout=CALL_LIMIT_S)

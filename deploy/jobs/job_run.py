@@ -1,0 +1,495 @@
+"""
+One job on its way through its attempts: what is wanted of it, what it does, what it lacks.
+
+The loop's thread owns everything here. What may block is handed to a single worker thread, one
+call per job at a time; its result is picked up at a later poll. What is already so is not done
+again, and what failed is tried again after a pause.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, Runtime, RuntimeUnavailableError
+from deploy.linux.cgroups import JobGroup
+from deploy.records.proof import exit_code
+from deploy.records.recorder import SCHEDULER, Recorder, failed_attempt
+from deploy.records.state import JobRecord, State, StateFolder
+from env.allocation import JobAllocation, JobState, Weight
+from env.scenario import Job
+
+RETRIES = 3
+"""How many failed attempts are followed by another one."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+"""Pause before something that failed is tried again; it doubles each time."""
+
+LATE_S = 2.0
+"""A call that takes longer is reported."""
+
+UNAVAILABLE_LIMIT_S = 60.0
+"""A runtime that is away for longer fails the attempt. One that was told to start it must first say
+that it does not run, however long that takes: no job runs twice."""
+
+GIVEN_UP = 125
+"""Exit code of a job that never ran."""
+
+
+@dataclass
+class Company:
+    """
+    What all jobs of a deployment share.
+
+    :param runtime: who runs them
+    :param worker: a single thread, for calls that block
+    :param folder: where state and proofs are
+    :param state: what is kept there
+    :param group_for: makes a job's control group; None where groups cannot be written
+    :param recorder: is told what happens
+    """
+
+    runtime: Runtime
+    worker: Executor
+    folder: StateFolder
+    state: State
+    group_for: Callable[[str], JobGroup] | None
+    recorder: Recorder
+    unsaved: bool = False
+
+    def note(self, job: str, detail: str) -> None:
+        """Record something out of the ordinary."""
+        self.recorder.event("custom", job, detail=detail)
+
+    def save(self) -> None:
+        """Write the state; a full disk is reported once, and does not stop the loop."""
+        try:
+            self.folder.save(self.state)
+            self.unsaved = False
+        except OSError as error:
+            if not self.unsaved:
+                self.note(SCHEDULER, f"state not written, no job is started: {error}")
+            self.unsaved = True
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a job's place was last given; a value that is not known equals none that is wanted."""
+
+    cores: tuple[int, ...] = ()
+    weight: Weight | None = None
+    quota: float | None = math.nan
+
+
+@dataclass
+class _Call:
+    what: str
+    future: Future[Any]
+    since_s: float
+    reported: bool = False
+
+
+def _has_result(future: Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+class JobRun:
+    """
+    One job.
+
+    :param job: what the scenario says
+    :param record: its part of the state file
+    :param company: what it shares with the others
+    """
+
+    def __init__(self, job: Job, record: JobRecord, company: Company):
+        self.job = job
+        self.record = record
+        self.wanted = JobAllocation()
+        self.instance: Instance | None = None
+        self.changes = 0
+        self._company = company
+        self._group: JobGroup | None = None
+        self._written = _Written()
+        self._paused_at_s: float | None = None
+        self._doubted = False  # somebody may have resumed it
+        self._ended = False
+        self._remains: Instance | None = None
+        self._call: _Call | None = None
+        self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
+        self._away_since_s: float | None = None
+        self._asked = False  # the runtime was told to start an attempt, and has not answered
+        self._complaint = ""
+        self._cpu_s = self._cpu_before_s = 0.0
+
+    # --- what the machine shows ---
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands; starting counts as running, as does ending."""
+        if self.record.exit_code is not None:
+            return JobState.DONE
+        if self._paused_at_s is not None:
+            return JobState.PAUSED
+        return JobState.PENDING if self.wanted.state == JobState.PENDING else JobState.RUNNING
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way or left to be cleaned up."""
+        return self._call is not None or self._remains is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the machine is as wanted, and nothing is left to be done about it."""
+        if self.busy or self._doubted or self._ended:
+            return False
+        if self.record.exit_code is not None or self.wanted.state == JobState.PENDING:
+            return True
+        wanted = _Written(self.wanted.cores, self.wanted.weight, self.wanted.quota)
+        return (
+            self.instance is not None
+            and self._written == wanted
+            and (self._paused_at_s is not None) == (self.wanted.state == JobState.PAUSED)
+        )
+
+    def cpu_s(self) -> float:
+        """CPU seconds this attempt has used; the last good reading where there is no new one."""
+        if self.instance is not None and self.instance.placement is not None:
+            # Without a new reading the last one stays.
+            with contextlib.suppress(OSError, ValueError):
+                self._cpu_s = self.instance.placement.cpu_s() - self._cpu_before_s
+        return self._cpu_s
+
+    @property
+    def handled(self) -> bool:
+        """Whether the runtime is making or removing something for it."""
+        return self._call is not None and self._call.what in ("starting", "removing")
+
+    def waits(self, now_s: float) -> bool:
+        """
+        Whether the runtime has something to make or to remove for it, once it is its turn.
+
+        :param now_s: since the run started
+        """
+        if self._call is not None or now_s < self._retry_at_s:
+            return False
+        idle = self.instance is None and self.record.exit_code is None
+        return self.leaves or (idle and self.wanted.state == JobState.RUNNING)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether what waits is the removal of an attempt that has ended."""
+        return self._remains is not None
+
+    def ended_file(self) -> int:
+        """A file descriptor that becomes readable when the attempt ends, or -1."""
+        return self.instance.ended if self.instance is not None and not self._ended else -1
+
+    def paused_s(self, now_s: float) -> float:
+        """How long the job has been paused in all."""
+        since = 0.0 if self._paused_at_s is None else now_s - self._paused_at_s
+        return self.record.paused_s + since
+
+    # --- what is to be done ---
+
+    def note_end(self) -> None:
+        """The attempt's first process has ended."""
+        self._ended = True
+
+    def forget_written(self) -> None:
+        """Somebody else may have changed things: write all anew, and look whether a pause holds."""
+        self._written = _Written()
+        self._doubted = self._paused_at_s is not None
+
+    def write(self) -> None:
+        """Write weight, quota and vCPUs directly, if they differ from what was written."""
+        instance, wanted, now = self.instance, self.wanted, self._written
+        if instance is None or instance.placement is None or self._ended:
+            return
+        if wanted.state == JobState.PENDING:
+            return
+        place = instance.placement
+        try:
+            # Whoever comes to share vCPUs yields first, whoever is to compete moves first.
+            if wanted.weight != now.weight and wanted.weight == Weight.BACKGROUND:
+                place.set_weight(wanted.weight)
+                self._note_written(weight=wanted.weight)
+            if wanted.cores != now.cores:
+                place.set_cores(wanted.cores)
+                self._note_written(cores=wanted.cores)
+                self._company.recorder.event("update_cores", self.job.name, wanted.cores)
+            if wanted.weight != self._written.weight:
+                place.set_weight(wanted.weight)
+                self._note_written(weight=wanted.weight)
+            if wanted.quota != now.quota:
+                place.set_quota(wanted.quota)
+                self._note_written(quota=wanted.quota)
+            self._complaint = ""
+        except (OSError, ValueError) as error:
+            self._complain(f"cannot be placed: {error}")
+
+    def advance(self, now_s: float) -> None:
+        """
+        Pick up what the worker has done, and hand it what is to be done next.
+
+        Making and removing wait for `handle`.
+
+        :param now_s: since the run started
+        """
+        call = self._call
+        if call is not None:
+            if not call.future.done():
+                if now_s - call.since_s > LATE_S and not call.reported:
+                    call.reported = True
+                    self._company.note(self.job.name, f"{call.what} takes long")
+                return
+            self._call = None
+            self._finish(call, now_s)
+        if now_s >= self._retry_at_s and self._call is None:
+            self._begin(now_s)
+
+    def handle(self, now_s: float) -> None:
+        """
+        Have an attempt made, or what is left of one removed; for a job that `waits`.
+
+        :param now_s: since the run started
+        """
+        if self._remains is not None:
+            self._submit("removing", self._company.runtime.remove, now_s, self._remains)
+        else:
+            self._begin_attempt(now_s)
+
+    def adopt(self, instance: Instance, paused: bool, now_s: float) -> None:
+        """
+        Go on with what an earlier loop started, or have the rest of what has failed removed.
+
+        :param instance: the last attempt
+        :param paused: whether it is paused
+        :param now_s: since the run started
+        """
+        self.instance = instance
+        if self.record.failures == self.record.attempts:  # its end has been counted
+            self._clear_attempt(now_s)
+            return
+        self._group = instance.attempt.group
+        self._ended = instance.pid == 0
+        self._paused_at_s = now_s if paused else None
+        self.wanted = JobAllocation(JobState.RUNNING, threads=self.record.threads)
+        place = instance.placement
+        if place is None:
+            return
+        state = JobState.PAUSED if paused else JobState.RUNNING
+        try:
+            self.wanted = JobAllocation(state, place.cores(), place.weight(), self.record.threads)
+        except OSError:  # it has ended since it was found
+            self._ended = True
+
+    def attempt(self, number: int) -> Attempt:
+        """
+        One of the job's attempts.
+
+        :param number: which
+        """
+        company = self._company
+        folder = company.folder.attempt_folder(company.state.nonce, self.job.name, number)
+        return Attempt(self.job, number, self.record.threads, folder, self._group)
+
+    def make_group(self) -> None:
+        """
+        Make the job's control group, where groups can be written.
+
+        :raises OSError: if the machine does not allow it
+        """
+        if self._company.group_for is None or self._group is not None:
+            return
+        group = self._company.group_for(self.job.name)
+        self.record.group = str(group.path)
+        self.record.weight_file = str(group.weight_file)
+        self._company.save()  # what is made in part is removed, too
+        group.create()
+        self._group = group
+
+    def close(self) -> None:
+        """Give what was kept open back; the job itself goes on."""
+        call = self._call
+        if call is not None and call.what == "starting" and _has_result(call.future):
+            (self.instance, _), self._call = call.future.result(), None
+        instance = self.instance
+        if instance is not None and instance.placement is not None:
+            instance.placement.close()
+        if instance is not None and instance.ended >= 0:
+            os.close(instance.ended)
+            self.instance = replace(instance, ended=-1)
+
+    # --- the worker's part ---
+
+    def _begin(self, now_s: float) -> None:
+        runtime, instance = self._company.runtime, self.instance
+        if instance is None:
+            return
+        if self._ended:
+            self._submit("ending", runtime.outcome, now_s, instance)
+        elif self._doubted:
+            self._submit("looking", runtime.paused, now_s, instance)
+        elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None:
+            self._submit("pausing", runtime.pause, now_s, instance)
+        elif self.wanted.state == JobState.RUNNING and self._paused_at_s is not None:
+            self._submit("resuming", runtime.resume, now_s, instance)
+
+    def _begin_attempt(self, now_s: float) -> None:
+        if self._away_since_s is None:
+            self.record.attempts += 1
+        self.record.threads = self.wanted.threads
+        try:
+            self.make_group()
+            attempt = self.attempt(self.record.attempts)
+        except OSError as error:
+            self._put_off("starting", f"no place to run: {error}", now_s)
+            return
+        self._company.save()
+        if self._company.unsaved:  # a loop that takes over must know of it
+            self._put_off("starting", "the state cannot be written", now_s)
+            return
+        late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
+        self._submit("starting", self._start, now_s, attempt, self.wanted, late)
+
+    def _start(
+        self, attempt: Attempt, wanted: JobAllocation, late: bool
+    ) -> tuple[Instance, _Written]:
+        """Runs in the worker: start an attempt, unless a call that seemed to fail has done so."""
+        runtime = self._company.runtime
+        found = runtime.find(attempt)
+        if found is not None and (found.pid or exit_code(attempt.folder) is not None):
+            return found, _Written()
+        if found is not None:
+            runtime.remove(found)
+        if late:
+            raise JobFailedError(f"not started within {UNAVAILABLE_LIMIT_S:g} s")
+        self._asked = True
+        if self._group is not None:
+            self._group.set_quota(wanted.quota)
+        written = _Written(wanted.cores, wanted.weight, wanted.quota)
+        return runtime.start(attempt, wanted.cores, wanted.weight), written
+
+    def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
+        self._call = _Call(what, self._company.worker.submit(work, *arguments), now_s)
+
+    def _finish(self, call: _Call, now_s: float) -> None:
+        try:
+            result = call.future.result()
+        except RuntimeUnavailableError as error:
+            self._put_off(call.what, str(error), now_s)
+            return
+        except JobFailedError as error:
+            self._asked, self._away_since_s = False, None
+            self._fail(GIVEN_UP, str(error), now_s)
+            return
+        except Exception as error:
+            # Whatever Docker or the kernel come up with: tried again, and reported once.
+            self._put_off(call.what, f"{type(error).__name__}: {error}", now_s)
+            return
+        self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
+        if call.what == "starting":
+            self._note_started(now_s, *result)
+        elif call.what == "pausing":
+            self._paused_at_s = now_s
+            self._note_change("pause")
+        elif call.what == "resuming":
+            self._note_resumed(now_s)
+            self._note_change("unpause")
+        elif call.what == "looking":
+            self._doubted = False
+            if not result:
+                self._note_resumed(now_s)
+        elif call.what == "ending":
+            self._note_ended(now_s, *result)
+        elif call.what == "removing":
+            self._remains = None
+
+    def _put_off(self, what: str, why: str, now_s: float) -> None:
+        self._complain(f"{what} is tried again: {why}")
+        self._retry_at_s = now_s + self._pause_s
+        self._pause_s = min(2.0 * self._pause_s, LONGEST_PAUSE_S)
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        if self._asked or self._away_for_s(now_s) <= UNAVAILABLE_LIMIT_S:
+            return
+        self._away_since_s = None
+        if what == "removing":
+            self._remains = None
+            self._company.note(self.job.name, "its remains could not be removed")
+        elif what in ("starting", "ending"):
+            self._fail(GIVEN_UP, why, now_s)
+
+    def _away_for_s(self, now_s: float) -> float:
+        return 0.0 if self._away_since_s is None else now_s - self._away_since_s
+
+    def _note_started(self, now_s: float, instance: Instance, written: _Written) -> None:
+        record = self.record
+        self.instance, self._ended, self._asked = instance, instance.pid == 0, False
+        self._written = written
+        record.key = instance.key
+        if record.start_s is None:
+            record.start_s = now_s
+        if self._group is not None:  # it counts all attempts together
+            self._cpu_before_s += self._cpu_s
+        self._cpu_s = 0.0
+        self.changes += 1
+        self._company.recorder.event(
+            "start", self.job.name, self.wanted.cores, instance.attempt.threads
+        )
+        self._company.save()
+
+    def _note_resumed(self, now_s: float) -> None:
+        if self._paused_at_s is not None:
+            self.record.paused_s += now_s - self._paused_at_s
+            self._paused_at_s = None
+
+    def _note_ended(self, now_s: float, code: int, output: str) -> None:
+        if code != 0:
+            self._fail(code, f"exit code {code}; last output: {output or 'none'}", now_s)
+            return
+        self.record.exit_code, self.record.end_s = 0, now_s
+        self._clear_attempt(now_s)
+        self._company.recorder.event("end", self.job.name)
+        self._company.save()
+
+    def _fail(self, code: int, why: str, now_s: float) -> None:
+        """An attempt has failed: wait for the policy to start another one, or give up."""
+        record = self.record
+        record.failures += 1
+        name, text = self.job.name, " ".join(why.split())
+        if record.failures > RETRIES:
+            record.exit_code, record.end_s = code, now_s
+            detail = f"given up after {record.failures} attempts: {text}"
+            self._company.recorder.event("end", name, detail=detail)
+        else:
+            self._company.note(name, failed_attempt(record.attempts, text))
+        self._clear_attempt(now_s)
+        self.wanted = JobAllocation()
+        self._company.save()
+
+    def _clear_attempt(self, now_s: float) -> None:
+        self._note_resumed(now_s)
+        self.close()
+        self._remains = self.instance
+        self.instance, self._ended = None, False
+        self._written = _Written()
+
+    def _note_written(self, **fields: Any) -> None:
+        self._written = replace(self._written, **fields)
+        self.changes += 1
+
+    def _note_change(self, what: str) -> None:
+        self.changes += 1
+        self._company.recorder.event(what, self.job.name)
+
+    def _complain(self, why: str) -> None:
+        """Record a fault once, however often it is met."""
+        text = " ".join(why.split())
+        if text != self._complaint:
+            self._complaint = text
+            self._company.note(self.job.name, text)

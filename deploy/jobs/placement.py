@@ -1,0 +1,188 @@
+"""
+The fast path: a job's vCPUs, weight and quota, written without asking anybody.
+
+Where control groups can be written that is a matter of 10-20 µs. Where they cannot, the threads
+themselves are moved, and background weight is the scheduling class SCHED_IDLE.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from deploy.linux.cgroups import JobGroup, parse_cpus, read_cpuset, write_cpuset
+from deploy.linux.service_process import ROUNDS, stat_fields, thread_ids
+from env.allocation import Weight
+
+COUNT_EVERY_S = 1.0
+
+
+class Placement(Protocol):
+    """Where a running job's place on the machine is written."""
+
+    def set_cores(self, cores: tuple[int, ...]) -> None:
+        """Move the job to these vCPUs."""
+
+    def set_weight(self, weight: Weight) -> None:
+        """Give the job memcached's weight, or the least there is."""
+
+    def set_quota(self, vcpus: float | None) -> None:
+        """Limit the job's CPU time [CPU seconds per second]; None lifts the limit."""
+
+    def cores(self) -> tuple[int, ...]:
+        """The vCPUs in force, read back."""
+
+    def weight(self) -> Weight:
+        """The weight in force, read back."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far."""
+
+    def close(self) -> None:
+        """Give what was kept open back."""
+
+
+class GroupPlacement:
+    """
+    A job in control groups.
+
+    :param group: its parent group, which carries weight and quota
+    :param cpuset: the folder of the group that carries its vCPUs
+    """
+
+    def __init__(self, group: JobGroup, cpuset: Path):
+        self._group = group
+        self._cpuset = cpuset
+
+    def set_cores(self, cores: tuple[int, ...]) -> None:
+        """See `Placement.set_cores`; :raises OSError: if the group is gone."""
+        write_cpuset(self._cpuset, cores)
+
+    def set_weight(self, weight: Weight) -> None:
+        """See `Placement.set_weight`; :raises OSError: if the group is gone."""
+        self._group.set_weight(weight)
+
+    def set_quota(self, vcpus: float | None) -> None:
+        """See `Placement.set_quota`; :raises OSError: if the group is gone."""
+        self._group.set_quota(vcpus)
+
+    def cores(self) -> tuple[int, ...]:
+        """See `Placement.cores`; :raises OSError: if the group is gone."""
+        return read_cpuset(self._cpuset)
+
+    def weight(self) -> Weight:
+        """See `Placement.weight`; :raises OSError: if the group is gone."""
+        normal = self._group.weight() == self._group.weight_value(Weight.NORMAL)
+        return Weight.NORMAL if normal else Weight.BACKGROUND
+
+    def cpu_s(self) -> float:
+        """See `Placement.cpu_s`; :raises OSError: if the group is gone."""
+        return self._group.cpu_s()
+
+    def close(self) -> None:
+        """See `Placement.close`."""
+        self._group.close()
+
+
+class TaskPlacement:
+    """
+    A job without control groups: every thread of its session is moved by itself.
+
+    :param leader: the session's first process
+    """
+
+    def __init__(self, leader: int):
+        self._leader = leader
+        self._cpu_s, self._counted_s = 0.0, -COUNT_EVERY_S
+
+    def set_cores(self, cores: tuple[int, ...]) -> None:
+        """See `Placement.set_cores`."""
+        self._change_all(lambda thread: os.sched_setaffinity(thread, cores))
+
+    def set_weight(self, weight: Weight) -> None:
+        """
+        See `Placement.set_weight`.
+
+        A job stays in the background where the user may not take it out again; `--check` says so.
+        """
+        if weight == Weight.BACKGROUND:
+            self._change_all(lambda thread: set_policy(thread, os.SCHED_IDLE))
+        else:
+            with contextlib.suppress(PermissionError):
+                self._change_all(lambda thread: set_policy(thread, os.SCHED_OTHER))
+
+    def set_quota(self, vcpus: float | None) -> None:
+        """See `Placement.set_quota`; :raises OSError: for any limit, which needs a group."""
+        if vcpus is not None:
+            raise OSError("a CPU quota needs a control group, and none can be written here")
+
+    def cores(self) -> tuple[int, ...]:
+        """See `Placement.cores`."""
+        return tuple(sorted(os.sched_getaffinity(self._leader)))
+
+    def weight(self) -> Weight:
+        """See `Placement.weight`."""
+        idle = os.sched_getscheduler(self._leader) == os.SCHED_IDLE
+        return Weight.BACKGROUND if idle else Weight.NORMAL
+
+    def cpu_s(self) -> float:
+        """See `Placement.cpu_s`: to the clock tick, counted anew every second."""
+        now_s = time.monotonic()
+        if now_s - self._counted_s >= COUNT_EVERY_S:
+            self._counted_s = now_s
+            used = 0
+            for pid in session_members(self._leader):
+                with contextlib.suppress(OSError):
+                    # Own and waited-for children's, in user and in kernel mode.
+                    used += sum(map(int, stat_fields(pid)[11:15]))
+            self._cpu_s = max(self._cpu_s, used / os.sysconf("SC_CLK_TCK"))
+        return self._cpu_s
+
+    def close(self) -> None:
+        """See `Placement.close`."""
+
+    def _change_all(self, change: Callable[[int], None]) -> None:
+        """Whoever is started meanwhile may still have what its parent had: look for it again."""
+        changed: set[int] = set()
+        for _ in range(ROUNDS):
+            new = [thread for thread in self._threads() if thread not in changed]
+            for thread in new:
+                with contextlib.suppress(ProcessLookupError):
+                    change(thread)
+            if not new:
+                return
+            changed.update(new)
+
+    def _threads(self) -> Iterator[int]:
+        for pid in session_members(self._leader):
+            with contextlib.suppress(OSError):
+                yield from thread_ids(pid)
+
+
+def set_policy(thread: int, policy: int) -> None:
+    """
+    Put a thread into a scheduling class without priorities.
+
+    :param thread: its number
+    :param policy: `os.SCHED_IDLE` or `os.SCHED_OTHER`
+    :raises OSError: if it is gone, or this user may not
+    """
+    os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+
+def session_members(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
+    return found
+
+
+def online_vcpus() -> tuple[int, ...]:
+    """The machine's vCPUs that are switched on."""
+    return parse_cpus(Path("/sys/devices/system/cpu/online").read_text(encoding="utf-8"))

@@ -1,0 +1,284 @@
+"""
+Who runs the jobs: plain processes here, containers in `deploy.jobs.containers`.
+
+An attempt is one try at a job. All calls may block and are made by the actuator's worker thread,
+never by the loop; a job's place on the machine is changed through its `Placement` instead.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from deploy.jobs.placement import GroupPlacement, Placement, TaskPlacement, session_members
+from deploy.linux.cgroups import JobGroup, members
+from deploy.linux.service_process import identify, stat_fields
+from deploy.records import proof
+from env.allocation import Weight
+from env.scenario import Job
+
+KILL_LIMIT_S = STOP_LIMIT_S = 5.0
+LOG_LINES, LOG_BYTES = 5, 4096
+"""How much of the end of a job's output is shown, at most; the output itself has no limit."""
+
+PID_FILE = "pid"
+
+AWAIT_LINE = 'read -r go && exec "$@"'
+"""Keeps a process from working before it is where it belongs, and at all if we die meanwhile."""
+
+
+class RuntimeUnavailableError(RuntimeError):
+    """Whoever runs the jobs cannot be reached now; the job is not to blame."""
+
+
+class JobFailedError(RuntimeError):
+    """An attempt could not be started: one line that says why."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """
+    One try at a job, not yet running.
+
+    :param job: what the scenario says about it
+    :param number: counts from 1
+    :param threads: thread count
+    :param folder: where its proof goes
+    :param group: its parent control group, where groups can be written
+    """
+
+    job: Job
+    number: int
+    threads: int
+    folder: Path
+    group: JobGroup | None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """
+    An attempt that was started.
+
+    :param attempt: which
+    :param key: what the runtime calls it
+    :param pid: its first process, 0 if that has ended
+    :param ended: pidfd that becomes readable when that process ends, or -1
+    :param placement: where its vCPUs and weight are written, None if it has ended
+    """
+
+    attempt: Attempt
+    key: str
+    pid: int
+    ended: int
+    placement: Placement | None
+
+
+class Runtime(Protocol):
+    """Starts, pauses and ends jobs. Every method may raise `RuntimeUnavailableError`."""
+
+    name: str
+
+    def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
+        """
+        Start an attempt.
+
+        :raises JobFailedError: if it cannot run
+        """
+
+    def pause(self, instance: Instance) -> None:
+        """Stop it from running for a while."""
+
+    def resume(self, instance: Instance) -> None:
+        """Let it run again."""
+
+    def paused(self, instance: Instance) -> bool:
+        """Whether it is paused, as the machine says."""
+
+    def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
+        """Change its vCPUs where its placement may not be written."""
+
+    def outcome(self, instance: Instance) -> tuple[int, str]:
+        """The exit code of an attempt that has ended; if it failed, its output's last lines."""
+
+    def remove(self, instance: Instance) -> None:
+        """End it if it still runs, and leave nothing of it but its proof."""
+
+    def find(self, attempt: Attempt) -> Instance | None:
+        """An attempt that an earlier loop started, running or ended; None if there is none."""
+
+    def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
+        """
+        End everything of a deployment, whatever its state.
+
+        :param folders: those of all attempts
+        :param groups: the jobs' control groups
+        """
+
+
+class ProcessRuntime:
+    """Jobs as plain processes of this user, each in a session of its own."""
+
+    name = "process"
+
+    def __init__(self) -> None:
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
+        """See `Runtime.start`."""
+        command = attempt.job.launch_command(attempt.threads)
+        arguments = [proof.SHELL, "-c", AWAIT_LINE, "coretide"]
+        arguments += proof.wrapped(command, str(proof.proof_file(attempt.folder)), os.devnull)
+        with (attempt.folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=attempt.folder,
+                start_new_session=True,
+            )
+        self._children[process.pid] = process
+        placement = self._placement(attempt, process.pid)
+        assert process.stdin is not None
+        try:
+            if attempt.group is not None:
+                attempt.group.join(process.pid)
+            placement.set_weight(weight)
+            placement.set_cores(cores)
+            # Before it works: a loop that takes over must find it.
+            (attempt.folder / PID_FILE).write_text(str(process.pid), encoding="utf-8")
+            process.stdin.write(b"go\n")
+            process.stdin.close()
+        except OSError as error:
+            process.kill()
+            if error.errno == errno.ENOSPC:
+                raise RuntimeUnavailableError(str(error)) from error
+            raise JobFailedError(f"cannot be started: {error}") from error
+        key = f"{process.pid}-{identify(process.pid).started}"
+        return Instance(attempt, key, process.pid, os.pidfd_open(process.pid), placement)
+
+    def pause(self, instance: Instance) -> None:
+        """See `Runtime.pause`."""
+        self._signal(instance, signal.SIGSTOP)
+        self._signal(instance, signal.SIGSTOP)  # those that were started meanwhile
+        # A process stops when it is next scheduled, which a busy machine may put off.
+        give_up_s = time.monotonic() + STOP_LIMIT_S
+        while not self.paused(instance) and not _is_zombie(instance.pid):
+            if time.monotonic() > give_up_s:
+                raise RuntimeUnavailableError("it does not stop")
+            time.sleep(0.001)
+
+    def resume(self, instance: Instance) -> None:
+        """See `Runtime.resume`."""
+        self._signal(instance, signal.SIGCONT)
+
+    def paused(self, instance: Instance) -> bool:
+        """See `Runtime.paused`."""
+        try:
+            return stat_fields(instance.pid)[0] == "T"
+        except OSError:
+            return False
+
+    def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
+        """See `Runtime.move`: there is no other way than the placement."""
+        raise RuntimeUnavailableError("the machine does not let its vCPUs be changed")
+
+    def outcome(self, instance: Instance) -> tuple[int, str]:
+        """See `Runtime.outcome`."""
+        child = self._children.pop(instance.pid, None)
+        if child is not None:
+            child.wait()
+        code = proof.exit_code(instance.attempt.folder)
+        if code == 0:
+            return 0, ""
+        output = b""
+        with contextlib.suppress(OSError), (instance.attempt.folder / "log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
+            output = log.read(LOG_BYTES)
+        tail = "\n".join(output.decode(errors="replace").splitlines()[-LOG_LINES:])
+        return proof.NO_PROOF if code is None else code, tail
+
+    def remove(self, instance: Instance) -> None:
+        """See `Runtime.remove`."""
+        _kill_all(lambda: self._members(instance))
+        child = self._children.pop(instance.pid, None)
+        if child is not None:
+            child.wait()
+
+    def find(self, attempt: Attempt) -> Instance | None:
+        """See `Runtime.find`."""
+        if not (attempt.folder / PID_FILE).exists():
+            return None
+        pid = _recorded_pid(attempt.folder)
+        with contextlib.suppress(OSError):
+            if pid:
+                key = f"{pid}-{identify(pid).started}"
+                placement = self._placement(attempt, pid)
+                return Instance(attempt, key, pid, os.pidfd_open(pid), placement)
+        return Instance(attempt, "ended", 0, -1, None)
+
+    def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
+        """See `Runtime.sweep`."""
+        for pid in {pid for folder in folders if (pid := _recorded_pid(folder))}:
+            _kill_all(partial(session_members, pid))
+        for group in groups:
+            _kill_all(partial(members, group.hierarchy, group.path))
+        for child in self._children.values():
+            child.wait()
+        self._children.clear()
+
+    @staticmethod
+    def _placement(attempt: Attempt, pid: int) -> Placement:
+        if attempt.group is None:
+            return TaskPlacement(pid)
+        group = attempt.group
+        controller = "cpuset" if group.hierarchy.version == 1 else "cpu"
+        return GroupPlacement(group, group.hierarchy.folder(group.path, controller))
+
+    @staticmethod
+    def _members(instance: Instance) -> list[int]:
+        group = instance.attempt.group
+        if group is not None:
+            return members(group.hierarchy, group.path)
+        return session_members(instance.pid) if instance.pid else []
+
+    def _signal(self, instance: Instance, number: int) -> None:
+        for pid in self._members(instance):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _recorded_pid(folder: Path) -> int:
+    """The process that an attempt's wrapper is, 0 if it has ended."""
+    try:
+        pid = int((folder / PID_FILE).read_text(encoding="utf-8"))
+        # The number may have gone to somebody else.
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        ours = str(proof.proof_file(folder)).encode() in arguments
+    except (OSError, ValueError):
+        return 0
+    return pid if ours else 0
+
+
+def _kill_all(find: Callable[[], list[int]]) -> None:
+    """Kill processes until there are none, or until it is clear that they cannot be killed."""
+    give_up_s = time.monotonic() + KILL_LIMIT_S
+    while (pids := [pid for pid in find() if not _is_zombie(pid)]) and time.monotonic() < give_up_s:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return stat_fields(pid)[0] in "ZX"
+    except OSError:
+        return True

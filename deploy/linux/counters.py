@@ -1,0 +1,180 @@
+"""
+memcached's cycles per instruction, from the kernel's perf events.
+
+Every thread has a pair of counters of its own, which the kernel keeps while the thread runs. A
+machine without such counters (as most VMs are), or a user who may not have them, is found out at
+the start; from then on nothing raises, and what is not counted is None.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+from deploy.linux.service_process import Identity, is_alive, thread_ids
+
+Event = tuple[int, int]
+"""What a counter counts: `type` and `config` of the kernel's `perf_event_attr`."""
+
+CYCLES: Event = (0, 0)
+INSTRUCTIONS: Event = (0, 1)
+
+ATTRIBUTES = struct.Struct("=IIQQQQQIIQ")
+"""The first, 64 bytes long version of `perf_event_attr`: type, size, config, ..."""
+
+READING = struct.Struct("=5Q")
+"""Number of counters, ns in which they should have run, ns in which they did, both counts."""
+
+READ_FORMAT = 1 | 2 | 8
+"""Makes readings look so: total time enabled, total time running, group."""
+
+CLOSE_ON_EXEC = 8
+ANY_VCPU = NO_LEADER = -1
+
+_NUMBER = {"x86_64": 298, "aarch64": 241}.get(platform.machine(), -1)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.argtypes = [ctypes.c_long, ctypes.c_char_p, *[ctypes.c_long] * 4]
+
+
+class CounterPair:
+    """
+    Two counters of one thread, from 0 on, that run at the same moments.
+
+    :param thread: which
+    :param events: what they count
+    :raises OSError: if the thread is gone, or the machine or the user has no such counters
+    """
+
+    def __init__(self, thread: int, events: tuple[Event, Event]):
+        self._leader = _open(events[0], thread, NO_LEADER)
+        try:
+            self._member = _open(events[1], thread, self._leader)
+        except OSError:
+            os.close(self._leader)
+            raise
+
+    def read(self) -> tuple[float, float]:
+        """
+        Both counts, scaled up for the time in which others had the processor's counters.
+
+        :return: zeros if they never had their turn
+        """
+        reading = os.read(self._leader, READING.size)
+        _, enabled_ns, running_ns, first, second = READING.unpack(reading)
+        scale = enabled_ns / running_ns if running_ns else 0.0
+        return first * scale, second * scale
+
+    def close(self) -> None:
+        """Give the counters back."""
+        os.close(self._member)
+        os.close(self._leader)
+
+
+class CpiSensor:
+    """
+    A process' cycles per instruction, one window after the other.
+
+    `cpi` is what the last whole window showed; before the first one is over, what was counted so
+    far; None without a reading. Threads that come within a window are counted from the next on.
+
+    :param who: the process
+    :param now_s: the time now, on the clock that `poll` is given
+    :param events: what is divided by what
+    :raises OSError: if it is gone, or the machine or the user has no such counters
+    """
+
+    def __init__(
+        self, who: Identity, now_s: float, events: tuple[Event, Event] = (CYCLES, INSTRUCTIONS)
+    ):
+        self.cpi: float | None = None
+        self._who = who
+        self._events = events
+        self._since_s = now_s
+        self._first = True
+        self._pairs = _open_pairs(who, events)
+
+    def poll(self, who: Identity, now_s: float, window_s: float) -> None:
+        """
+        Read what is due.
+
+        :param who: the process, maybe another one than before
+        :param now_s: the time now
+        :param window_s: length of a window
+        """
+        over = now_s - self._since_s >= window_s
+        if who != self._who:
+            self._who, self._first, self.cpi = who, True, None
+            self._begin(now_s)
+        elif over or self._first:
+            self.cpi = self._ratio()
+            if over:
+                self._first = False
+                self._begin(now_s)
+
+    def close(self) -> None:
+        """Give the counters back."""
+        _close(self._pairs)
+
+    def _begin(self, now_s: float) -> None:
+        """Begin a window with new counters."""
+        # The old ones are closed last: while nobody counts, the kernel takes 10 ms to begin.
+        old, self._pairs = self._pairs, []
+        self._since_s = now_s
+        with contextlib.suppress(OSError):
+            self._pairs = _open_pairs(self._who, self._events)
+        _close(old)
+
+    def _ratio(self) -> float | None:
+        try:
+            counts = [pair.read() for pair in self._pairs]
+        except (OSError, struct.error):
+            return None
+        dividend, divisor = (sum(one[index] for one in counts) for index in (0, 1))
+        return dividend / divisor if divisor else None
+
+
+def why_not_counted(error: OSError) -> str:
+    """
+    What to tell a user whose machine does not count cycles.
+
+    :param error: what `CpiSensor` raised
+    """
+    who = "this user may not" if isinstance(error, PermissionError) else "this machine does not"
+    return f"{who} count them ({error.strerror})"
+
+
+def _open_pairs(who: Identity, events: tuple[Event, Event]) -> list[CounterPair]:
+    """
+    Begin to count in all threads of a process.
+
+    :raises OSError: if it is gone, or the machine or the user has no such counters
+    """
+    if not is_alive(who):
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    pairs: list[CounterPair] = []
+    try:
+        for thread in thread_ids(who.pid):
+            with contextlib.suppress(ProcessLookupError):  # a thread may end
+                pairs.append(CounterPair(thread, events))
+    except OSError:
+        _close(pairs)
+        raise
+    return pairs
+
+
+def _close(pairs: list[CounterPair]) -> None:
+    for pair in pairs:
+        pair.close()
+
+
+def _open(event: Event, thread: int, leader: int) -> int:
+    """The file descriptor of a counter."""
+    kind, config = event
+    attributes = ATTRIBUTES.pack(kind, ATTRIBUTES.size, config, 0, 0, READ_FORMAT, 0, 0, 0, 0)
+    file: int = _LIBC.syscall(_NUMBER, attributes, thread, ANY_VCPU, leader, CLOSE_ON_EXEC)
+    if file < 0:
+        fault = ctypes.get_errno()
+        raise OSError(fault, os.strerror(fault))
+    return file

@@ -1,0 +1,406 @@
+"""
+Episodes on this machine: the backend of an environment whose decisions are edits.
+
+An episode is a deployment whose policy is outside: the same sensors, regulator and actuator, the
+same guardian, and afterwards the machine is as it was found. The load is whatever somebody else
+sends to memcached; p95 comes from the probe, interval by interval. An episode whose readings are
+stale and stay so is cut off, because nothing can be decided by them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deploy.deployment import (
+    Settings,
+    begin_state,
+    cpuacct,
+    end,
+    find_service,
+    group_maker,
+    make_runtime,
+    require_period,
+    require_vcpus,
+    usable_hierarchy,
+)
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
+from deploy.loop.actuator import Actuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.records.mcperf import percentile
+from deploy.records.recorder import Recorder
+from deploy.records.state import STATE_FILE, StateFolder, claim
+from deploy.safety import guardian
+from env.action import edit_table, legal_edits
+from env.allocation import JobState
+from env.control import ControlState
+from env.errors import InputError
+from env.observation import observe, remember, shift_history
+from env.reward import TERMS, churn_term, potential, shaping_term, slo_term, time_term
+from env.scenario import Scenario
+
+TERMINATED, TRUNCATED = 1, 2
+
+START_LIMIT_S = 5.0
+"""How long the sensors and the probe may take to show something."""
+
+PATIENCE_S = 2.0
+"""How long stale readings are waited for."""
+
+LOAD_WINDOW_S = 0.5
+"""How long the load is counted before an episode."""
+
+LEAST_LOAD = 0.5
+"""Less than this part of the scenario's smallest load is none."""
+
+PROBE_LIMIT_S = 4.0 * LIMIT_S
+"""The probe knows about every request within `LIMIT_S`; one that is silent for longer is dead."""
+
+
+class LiveBackend:
+    """
+    This machine, as an environment runs episodes on it; see `env.colocation.Backend`.
+
+    :param scenario: the problem
+    :param settings: where memcached is, who runs the jobs; each episode has a folder of its own in
+        the folder of the report
+    """
+
+    makes_load = False
+
+    def __init__(self, scenario: Scenario, settings: Settings):
+        self._scenario = scenario
+        self._settings = settings
+        # Python's own numbers are faster, one by one.
+        self._rows = edit_table(scenario).rows.astype(object)
+        self._episode: Episode | None = None
+        atexit.register(self.close)
+
+    def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
+        """
+        Start an episode: no job has run yet, memcached has its largest set.
+
+        :param trace_seed: without effect: somebody else makes the load
+        :param rng: without effect: nothing here is drawn
+        :raises InputError: if memcached, its load or whoever runs the jobs is not there
+        """
+        self.close()
+        self._episode = Episode(self._scenario, self._settings, self._rows)
+
+    def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
+        """
+        One decision; whatever goes wrong, the machine is put right first.
+
+        :param edit: index into the scenario's edits
+        :param gamma: discount for the shaping term
+        :return: 0, `TERMINATED` or `TRUNCATED`, and the reward terms
+        :raises InputError: if a job cannot run or the probe has died
+        :raises RuntimeError: if no episode is under way
+        """
+        if self._episode is None or self._episode.closed:
+            raise RuntimeError("no episode is under way: reset first")
+        try:
+            ended, terms = self._episode.step(edit, gamma)
+        except BaseException:
+            self.close()
+            raise
+        if ended:
+            self.close()
+        return ended, terms
+
+    def look(self, row: npt.NDArray[np.float32]) -> None:
+        """Write the observation, float32[n_features + n_edits]."""
+        assert self._episode is not None, "begin comes first"
+        control, n_features = self._episode.control, len(row) - len(self._rows)
+        observe(control, control.n_vcpus, row[:n_features])
+        legal_edits(control, self._rows, row[n_features:])
+
+    def summary(self) -> dict[str, Any]:
+        """The episode's figures, as `env.simulator.machine.episode_summary` has them."""
+        assert self._episode is not None, "begin comes first"
+        return self._episode.summary()
+
+    def close(self) -> None:
+        """
+        End the episode, if one is under way, and leave the machine as it was found.
+
+        :raises RuntimeError: if something could not be undone
+        """
+        if self._episode is not None:
+            self._episode.close()
+
+
+class Episode:
+    """
+    One run of the jobs, decided about from outside.
+
+    :param scenario: the problem
+    :param settings: see `LiveBackend`
+    :param rows: int[n_edits, 7], see `env.action.EditTable`
+    :raises InputError: if it cannot begin
+    """
+
+    def __init__(self, scenario: Scenario, settings: Settings, rows: Any):
+        self._scenario, self._rows = scenario, rows
+        self.closed = False
+        self._changes = self._edits = self._decisions = 0
+        self._sums = dict.fromkeys(TERMS, 0.0)
+        require_vcpus(scenario)
+        require_period(scenario)
+        with contextlib.ExitStack() as stack:
+            self._prepare(settings, stack)
+            self._await_load(settings)
+            self.control: ControlState = self.machine.sense()
+            self.control.settled_qps = self.control.qps
+            self._began_s = self.machine.polled_s
+            self._judge = Judge(self._probe, scenario, time.monotonic())
+            self._undo = stack.pop_all()
+
+    def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
+        """See `LiveBackend.step`; the simulator's `env.simulator.kernel.step` on a real machine."""
+        machine, control, loop = self.machine, self.control, self._scenario.control
+        before_s, before, applied = machine.polled_s, self._potential(), machine.applied
+        machine.edit(self._rows, edit)
+        changes = len(machine.applied.changes_from(applied))
+        shift_history(control)
+        machine.advance(before_s + (loop.hold_s if control.kept else loop.period_s), wake=True)
+        # A trainer that was away for an update has asked for no readings meanwhile.
+        self._poll_while(lambda: bool(machine.stale), PATIENCE_S)
+        machine.sense()
+        remember(control)
+        ended = self._standing()
+        violated_s, over_slo_s = self._judge.poll(self._first_start_s())
+        if ended:
+            end_s = time.monotonic()
+            self._poll_while(lambda: self._probe.known_until_s < end_s, PROBE_LIMIT_S)
+            more_violated_s, more_over_s = self._judge.finish(end_s, self._first_start_s())
+            violated_s, over_slo_s = violated_s + more_violated_s, over_slo_s + more_over_s
+        after = 0.0 if ended == TERMINATED else self._potential()
+        edited = 1 - control.kept
+        terms = {
+            "time": time_term(machine.polled_s - before_s),
+            "slo": slo_term(violated_s, over_slo_s),
+            "churn": churn_term(edited + changes),
+            "shaping": shaping_term(gamma, before, after),
+        }
+        self._decisions += 1
+        self._edits += edited
+        self._changes += changes
+        for name, value in terms.items():
+            self._sums[name] += value
+        return ended, terms
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the episode so far; one that was cut off counts its length."""
+        records = self._state.jobs
+        completed = all(record.exit_code == 0 for record in records.values())
+        makespan_s = self.machine.polled_s - self._began_s
+        if completed:
+            started = min(record.start_s or 0.0 for record in records.values())
+            makespan_s = max(record.end_s or 0.0 for record in records.values()) - started
+        return {
+            "makespan_s": makespan_s,
+            "completed": completed,
+            "violation_ratio": self._judge.violations / max(1, self._judge.intervals),
+            "violations": self._judge.violations,
+            "intervals": self._judge.intervals,
+            "interval_s": self._scenario.load.interval_s,
+            "edits": self._edits,
+            "actuations": self._changes,
+            "overruled": self.machine.overruled,
+            "illegal_edits": self.control.illegal_edits,
+            "decisions": self._decisions,
+            "reward_terms": dict(self._sums),
+            "jobs": {
+                name: {
+                    "start_s": record.start_s,
+                    "end_s": record.end_s,
+                    "paused_s": record.paused_s,
+                    "threads": record.threads,
+                }
+                for name, record in records.items()
+            },
+        }
+
+    def close(self) -> None:
+        """See `LiveBackend.close`."""
+        self.closed = True
+        self._undo.close()
+
+    def _prepare(self, settings: Settings, stack: contextlib.ExitStack) -> None:
+        """Take hold of the machine; what is on the stack lets go of it again."""
+        scenario = self._scenario
+        folder = StateFolder(settings.folder)
+        folder.lock()
+        stack.callback(folder.unlock)
+        self._state = state = begin_state(scenario, settings, folder)
+        sensor = ServiceSensor(settings.host, settings.port)
+        stack.callback(sensor.close)
+        who = find_service(sensor, settings, state.started_s)
+        stack.enter_context(claim(who))
+        vcpus = VcpuClock(scenario.machine.vcpus, cpuacct())
+        stack.callback(vcpus.close)
+        self.log = _new_folder(settings.report)
+        recorder = Recorder(self.log, scenario, state.started_s)
+        stack.callback(recorder.close)
+        self._probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
+        stack.callback(self._probe.stop)
+        hierarchy = usable_hierarchy()
+        runtime = make_runtime(state, hierarchy)
+        groups = group_maker(state, hierarchy, who.pid)
+        actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
+        folder.begin(state)
+        watcher = guardian.launch()
+        stack.callback(watcher.close)
+        watcher.watch(folder.path / STATE_FILE)
+
+        def undo() -> None:
+            actuator.close()
+            faults = end(state, folder, runtime, hierarchy, False, recorder)
+            if faults:
+                raise RuntimeError("; ".join(faults))
+            watcher.stop()
+
+        stack.callback(undo)
+        self.machine = LiveMachine(
+            scenario, actuator, sensor, vcpus, recorder, watcher, self._probe
+        )
+
+    def _await_load(self, settings: Settings) -> None:
+        """Wait for the sensors' and the probe's first readings, and see that there is a load."""
+        machine = self.machine
+        machine.poll()
+        self._poll_while(
+            lambda: bool(machine.stale) or not self._probe.known_until_s, START_LIMIT_S
+        )
+        before_s, before = machine.polled_s, machine.sensor.requests
+        machine.advance(before_s + LOAD_WINDOW_S)
+        after = machine.sensor.requests
+        where = f"{settings.host}:{settings.port}"
+        if before is None or after is None or after.time_s <= before.time_s:
+            raise InputError(f"{where}: memcached does not answer")
+        qps = (after.count - before.count) / (after.time_s - before.time_s) - RATE_QPS
+        load = self._scenario.load
+        if qps < LEAST_LOAD * load.qps_min:
+            raise InputError(
+                f"{where}: memcached has no load ({max(0.0, qps):.0f} requests/s); scenario "
+                f"{self._scenario.name} wants {load.qps_min} to {load.qps_max}"
+            )
+
+    def _poll_while(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Go on polling while a condition holds, but not for ever."""
+        machine = self.machine
+        give_up_s = machine.now_s + limit_s
+        while condition() and machine.now_s < give_up_s:
+            machine.advance(machine.polled_s + self._scenario.control.period_s)
+
+    def _potential(self) -> float:
+        """Phi by what can be seen: CPU time that is left of the profile's work."""
+        row = self.control
+        left_s = sum(
+            max(0.0, work_s - used_s)
+            for work_s, used_s, state in zip(
+                row.job_work_s, row.job_cpu_s, row.job_state, strict=True
+            )
+            if state != JobState.DONE
+        )
+        return potential(left_s, row.n_vcpus)
+
+    def _standing(self) -> int:
+        """0, `TERMINATED` or `TRUNCATED`."""
+        for name, record in self._state.jobs.items():
+            if record.exit_code:
+                raise InputError(
+                    f"job {name}: given up, exit code {record.exit_code}; {self.log} has its log"
+                )
+        if self.machine.over:
+            return TERMINATED
+        late = self.machine.polled_s - self._began_s >= self._scenario.load.duration_s
+        return TRUNCATED if late or self.machine.stale else 0
+
+    def _first_start_s(self) -> float:
+        """When the first job started, on the monotonic clock; infinite before."""
+        started = [one.start_s for one in self._state.jobs.values() if one.start_s is not None]
+        return self._state.started_s + min(started) if started else math.inf
+
+
+class Judge:
+    """
+    What the probe shows of the SLO, interval by interval.
+
+    :param probe: a running one; its records of a whole interval are kept from now on
+    :param scenario: gives SLO and intervals
+    :param start_s: when the first interval starts, on the monotonic clock
+    """
+
+    def __init__(self, probe: Probe, scenario: Scenario, start_s: float):
+        self.intervals = self.violations = 0
+        self._probe = probe
+        self._slo_s = 1e-6 * scenario.service.slo_us
+        self._interval_s = scenario.load.interval_s
+        self._start_s = self._counted_s = start_s
+        probe.keep_s = max(probe.keep_s, self._interval_s + PROBE_LIMIT_S)
+
+    def poll(self, batch_from_s: float) -> tuple[float, float]:
+        """
+        Judge what has become known.
+
+        :param batch_from_s: when the first job started; intervals that ended before do not count
+        :return: length of the intervals that broke the SLO, and the integral over time of the
+            fraction of requests over it [s]
+        :raises InputError: if the probe has died
+        """
+        known_s = self._probe.known_until_s
+        if known_s < time.monotonic() - PROBE_LIMIT_S and self._probe.process.poll() is not None:
+            raise InputError("the latency probe has ended; its message is above")
+        over_s = self._over_slo(known_s)
+        violated_s = 0.0
+        while (end_s := self._start_s + self._interval_s) <= known_s:
+            violated_s += self._close(end_s, batch_from_s)
+        return violated_s, over_s
+
+    def finish(self, end_s: float, batch_from_s: float) -> tuple[float, float]:
+        """
+        Judge the rest, the interval under way as far as it came; see `poll`.
+
+        :param end_s: when the episode ended
+        :param batch_from_s: when the first job started
+        """
+        violated_s, over_s = self.poll(batch_from_s)
+        return violated_s + self._close(end_s, batch_from_s), over_s
+
+    def _over_slo(self, until_s: float) -> float:
+        if until_s <= self._counted_s:
+            return 0.0
+        late = [one > self._slo_s for one in self._probe.between(self._counted_s, until_s)]
+        window_s, self._counted_s = until_s - self._counted_s, until_s
+        return window_s * sum(late) / max(1, len(late))
+
+    def _close(self, end_s: float, batch_from_s: float) -> float:
+        """Count the interval that ends; its length if it broke the SLO."""
+        ordered = sorted(self._probe.between(self._start_s, end_s))
+        self._start_s = end_s
+        if not ordered or batch_from_s > end_s:
+            return 0.0
+        self.intervals += 1
+        if percentile(ordered, 95.0) <= self._slo_s:
+            return 0.0
+        self.violations += 1
+        return self._interval_s
+
+
+def _new_folder(folder: Path) -> Path:
+    """The next free numbered folder."""
+    number = 1
+    while (path := folder / f"{number:04d}").exists():
+        number += 1
+    return path

@@ -1,0 +1,227 @@
+r"""
+A load for memcached that jumps as mcperf's dynamic load does, and its p95 in every interval.
+
+    python -m deploy.load --memcached 127.0.0.1:11211 --trace-seed 2333 \
+        --qps-min 5000 --qps-max 120000 --interval 2 --duration 60
+    python -m deploy.load --memcached 127.0.0.1:11211 --scan 5000:120000:5000 --interval 2
+
+The targets are exactly mcperf's (`--qps_seed`). Requests come from `deploy.load.generator`,
+latencies from `deploy.load.probe`, both on one vCPU (the last one) with real-time priority. Output
+has mcperf's columns; a row is printed when its interval has ended and its last request was
+answered. What the client itself did (its CPU, its own delays) goes to standard error at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from deploy.linux import realtime
+from deploy.load.generator import CONNECTIONS, COUNT, READY, START
+from deploy.load.keys import load_records
+from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
+from deploy.records import mcperf
+from deploy.records.lines import Disk, LineFile
+from env.commandline import OneLineParser, address, number, whole_number
+from env.errors import InputError, exit_on_bad_input
+from env.simulator.load import LoadTrace
+
+LEAD_S = 0.1
+"""From both processes' being ready to the first interval."""
+
+PATIENCE_S = 60.0
+"""How late the client's own processes may be, on a machine that is busy with other things."""
+
+
+class Client:
+    """
+    The two processes that load and probe memcached along a trace.
+
+    :param host: memcached's address
+    :param port: memcached's address
+    :param trace: the load; the probe's requests are part of it
+    :param cpu: the vCPU of both
+    :param connections: of the load; the probe has one more
+    :raises InputError: if one of them cannot start
+    """
+
+    def __init__(
+        self, host: str, port: int, trace: LoadTrace, cpu: int, connections: int = CONNECTIONS
+    ):
+        self.trace = trace
+        self.late_ticks: list[float] = []
+        self.cpu_s = 0.0
+        self.probe = Probe(host, port, cpu, keep_s=trace.interval_s + PATIENCE_S)
+        rates = [max(1, target - round(RATE_QPS)) for target in trace.targets]
+        options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
+        options += ["--interval", repr(trace.interval_s), "--connections", str(connections)]
+        self.generator = subprocess.Popen(
+            [sys.executable, "-m", "deploy.load.generator", *options, *map(str, rates)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            self.start_s = self._begin()
+            # Read once: the clock may be set during the run.
+            self.epoch_s = time.time() - time.monotonic()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> float:
+        """Wait until both processes are ready, and tell the generator when to start."""
+        self._await_probe(time.monotonic())
+        self._from_generator(len(READY))
+        start_s = time.monotonic() + LEAD_S
+        assert self.generator.stdin is not None
+        self.generator.stdin.write(START.pack(start_s))
+        self.generator.stdin.flush()
+        return start_s
+
+    def row(self, index: int) -> str:
+        """
+        Wait for an interval's end.
+
+        :param index: which, in order
+        :return: its row
+        :raises InputError: if one of the processes has ended
+        """
+        start_s = self.start_s + index * self.trace.interval_s
+        end_s = start_s + self.trace.interval_s
+        self._await_probe(end_s)
+        latencies_us = [1e6 * late_s for late_s in self.probe.between(start_s, end_s)]
+        _, answered, late, self.cpu_s = COUNT.unpack(self._from_generator(COUNT.size))
+        self.late_ticks.append(late)
+        probed = sum(late_us < 1e6 * LIMIT_S for late_us in latencies_us)
+        return mcperf.format_row(
+            latencies_us,
+            (answered + probed) / self.trace.interval_s,
+            self.trace.targets[index],
+            self.epoch_s + start_s,
+            self.epoch_s + end_s,
+        )
+
+    def stop(self) -> None:
+        """End both processes."""
+        self.probe.stop()
+        self.generator.kill()
+        self.generator.communicate()
+
+    def _await_probe(self, until_s: float) -> None:
+        """Wait until all that was due before a moment was answered or is late."""
+        while self.probe.known_until_s < until_s:
+            if time.monotonic() > until_s + PATIENCE_S:
+                raise InputError("the probe is held up: it may have no real-time priority")
+            select.select([self.probe.file], [], [], LIMIT_S)
+            if not self.probe.poll():
+                raise InputError("the probe has ended; its message is above")
+            time.sleep(0.02)  # records come one by one; a few at a time will do
+
+    def _from_generator(self, size: int) -> bytes:
+        assert self.generator.stdout is not None
+        said = self.generator.stdout.read(size)
+        if len(said) < size:
+            raise InputError("the load generator has ended; its message is above")
+        return said
+
+
+def serve(client: Client) -> None:
+    """
+    Print mcperf's output as the run goes on.
+
+    :param client: a running one
+    """
+    output = LineFile(sys.stdout.fileno(), Disk("the load's output"))
+    output.append(f"Timestamp start: {round(1000 * (client.epoch_s + client.start_s))}")
+    output.append(mcperf.HEADER)
+    served = 0.0
+    for index in range(len(client.trace.targets)):
+        row = client.row(index)
+        output.append(row)
+        served += mcperf.read_rows([mcperf.HEADER, row])[0].qps
+    output.append(f"Timestamp end: {round(1000 * (client.epoch_s + time.monotonic()))}")
+    output.append(f"Total QPS = {served / len(client.trace.targets):.1f}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m deploy.load", description="Load memcached as mcperf's dynamic load does."
+    )
+    add = line.add_argument
+    add("--memcached", type=address, required=True, help="where it listens, HOST:PORT")
+    what = line.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trace-seed", type=whole_number(1), help="mcperf's --qps_seed")
+    what.add_argument("--scan", metavar="A:B:STEP", help="rise from A to B requests/s instead")
+    add("--qps-min", type=whole_number(1), default=5_000, help="smallest target (%(default)s)")
+    add("--qps-max", type=whole_number(1), default=100_000, help="largest target (%(default)s)")
+    add("--interval", type=number(0.1), default=10.0, help="length of a step [s] (%(default)g)")
+    add("--duration", type=number(0.1), default=60.0, help="length of the run [s] (%(default)g)")
+    add("--cpu", type=whole_number(0), default=realtime.last_cpu(), help="vCPU to run on (last)")
+    return line
+
+
+def trace_of(arguments: argparse.Namespace) -> LoadTrace:
+    """
+    The trace that the command line asks for.
+
+    :param arguments: what `parser` read
+    :raises InputError: if it is none
+    """
+    try:
+        if arguments.scan is None:
+            return LoadTrace.dynamic(
+                arguments.trace_seed,
+                arguments.interval,
+                arguments.qps_min,
+                arguments.qps_max,
+                arguments.duration,
+            )
+        words = arguments.scan.split(":")
+        if len(words) != 3 or not all(map(str.isdecimal, words)):
+            raise ValueError(f"three whole numbers, not {arguments.scan!r}")
+        start, stop, step = map(int, words)
+        return LoadTrace.scan(start, stop, step, arguments.interval)
+    except ValueError as error:
+        what = "--scan wants A:B:STEP" if arguments.scan else "the load"
+        raise InputError(f"{what}: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Load memcached from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with exit_on_bad_input():
+        trace = trace_of(arguments)
+        realtime.require_cpu(arguments.cpu)
+        host, port = arguments.memcached
+        load_records(host, port)
+        if arguments.scan is None:
+            targets = ", ".join(map(str, trace.targets))
+            print(f"Total number of intervals = {len(trace.targets)} ({targets})", flush=True)
+        client = Client(host, port, trace, arguments.cpu)
+        try:
+            serve(client)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        finally:
+            client.stop()
+    length_s = len(trace.targets) * trace.interval_s
+    print(
+        f"client: generator {100 * client.cpu_s / length_s:.1f} % of vCPU {arguments.cpu}; "
+        f"{100 * max(client.late_ticks):.2f} % of ticks more than 1 ms late in the worst interval",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""
+The actuator: makes the machine hold an allocation, and knows what it holds.
+
+memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
+starting, pausing and resuming go to a worker thread (`deploy.jobs.job_run`), so that Docker never
+holds memcached up. Starts and removals take turns, with rests between them, and starts wait for a
+while until memcached has time to spare. When sets move, memcached first gets what is new to it,
+then the jobs leave, then memcached leaves, then the jobs come: nobody is ever without a vCPU, and
+nobody who competes with memcached is on its vCPUs.
+"""
+
+import select
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.jobs.job_run import Company, JobRun
+from deploy.jobs.runtimes import Runtime
+from deploy.linux import service_process
+from deploy.linux.cgroups import JobGroup
+from deploy.records.recorder import MEMCACHED, Recorder
+from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import Scenario
+
+SAVE_EVERY_S = 1.0
+"""How often a state that could not be written is tried again."""
+
+REST, LONGEST_REST_S = 2.0, 2.0
+"""How long nothing else is started or removed afterwards, in times of what it took, and at most:
+what the kernel does for a container yields to no weight (docs/decisions.md)."""
+
+LONGEST_HOLD_S = 10.0
+"""How long a start waits at most for memcached to have time to spare (docs/decisions.md)."""
+
+
+class Actuator:
+    """
+    One machine's memcached and jobs.
+
+    :param scenario: the problem
+    :param runtime: who runs the jobs
+    :param folder: where the state is kept
+    :param state: the deployment, new or taken over
+    :param group_for: makes a job's control group; None where groups cannot be written
+    :param recorder: is told what happens
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        runtime: Runtime,
+        folder: StateFolder,
+        state: State,
+        group_for: Callable[[str], JobGroup] | None,
+        recorder: Recorder,
+    ):
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._company = Company(runtime, self._worker, folder, state, group_for, recorder)
+        self.state = state
+        self.jobs = {
+            job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._company)
+            for job in scenario.jobs
+        }
+        self._recorder = recorder
+        self._service: service_process.Identity | None = None
+        self._service_wanted: tuple[int, ...] = ()
+        self._service_written: tuple[int, ...] = ()
+        self._complaint = ""
+        self._service_changes = 0
+        self._save_at_s = 0.0
+        self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
+        self._handled: JobRun | None = None
+        self._handled_at_s = self._rested_at_s = self._held_from_s = 0.0
+        # Who is not as wanted; the others stay so until something happens.
+        self._unsettled = list(self.jobs.values())
+        self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
+
+    @property
+    def changes(self) -> int:
+        """How many changes the machine has seen."""
+        return self._service_changes + sum(job.changes for job in self.jobs.values())
+
+    def take_over(self, now_s: float) -> None:
+        """
+        Find what an earlier loop left running; call it before the first `apply`.
+
+        :param now_s: since the run started
+        :raises RuntimeUnavailableError: if whoever runs the jobs cannot be asked
+        :raises OSError: if a control group cannot be made
+        """
+        runtime = self._company.runtime
+        for run in self.jobs.values():
+            record = run.record
+            if record.exit_code is not None or record.attempts == 0:
+                continue
+            run.make_group()
+            found = runtime.find(run.attempt(record.attempts))
+            if found is not None:
+                run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)
+            elif record.failures < record.attempts:
+                record.attempts -= 1  # it never ran; should it do so yet, it is found by its number
+
+    def follow(self, who: service_process.Identity) -> None:
+        """
+        Turn to a memcached: remember the vCPUs it has, and give it those it should have.
+
+        :param who: the process, new or known
+        """
+        if who == self._service:
+            return
+        self._service, self._service_written = who, ()
+        known = self.state.service
+        if known is None or (known.pid, known.started) != (who.pid, who.started):
+            try:
+                had = service_process.affinities(who.pid)
+            except OSError:
+                return
+            self.state.service = ServiceRecord(who.pid, who.started, had)
+            self._company.save()
+            self._company.note(MEMCACHED, f"process {who.pid}")
+        self._write_service(self._service_wanted)
+
+    def apply(self, allocation: Allocation) -> None:
+        """
+        Make the machine hold an allocation; what Docker has to do follows in `poll`.
+
+        :param allocation: who holds what; jobs it does not name stay as they are
+        """
+        self._look_at_all()
+        old, new = set(self._service_written), set(allocation.service_cores)
+        self._service_wanted = tuple(allocation.service_cores)
+        if old and new - old and old - new:
+            self._write_service(tuple(sorted(old | new)))
+        elif new - old:
+            self._write_service(self._service_wanted)
+        coming: list[JobRun] = []
+        for name, wanted in allocation.jobs.items():
+            run = self.jobs[name]
+            if wanted.state in (JobState.RUNNING, JobState.PAUSED):
+                run.wanted = wanted
+            if wanted.weight == Weight.NORMAL and (old - new) & set(wanted.cores):
+                coming.append(run)
+            else:
+                run.write()
+        self._write_service(self._service_wanted)
+        for run in coming:
+            run.write()
+
+    def poll(self, now_s: float, calm: bool = True) -> None:
+        """
+        Pick up what has been done, hand out what is to be done, and make good what was not.
+
+        :param now_s: since the run started
+        :param calm: whether memcached has time to spare; starts wait for it
+        """
+        self._write_service(self._service_wanted)
+        if self._unsettled:
+            self._go_on(now_s, calm)
+        if self._company.unsaved and now_s >= self._save_at_s:
+            self._save_at_s = now_s + SAVE_EVERY_S
+            self._company.save()
+
+    def wait(self, timeout_s: float) -> None:
+        """
+        Sleep, but no longer than until a job ends.
+
+        :param timeout_s: at most
+        """
+        ended, _, _ = select.select(self._ends, [], [], max(0.0, timeout_s))
+        for file in ended:
+            self._ends.pop(file).note_end()
+            self._look_at_all()
+
+    def forget_written(self) -> None:
+        """Somebody else may have changed things: write everything anew."""
+        self._look_at_all()
+        self._service_written = ()
+        for run in self.jobs.values():
+            run.forget_written()
+
+    def in_force(self) -> Allocation:
+        """
+        What the machine really holds, read back.
+
+        :raises OSError: if memcached or a job has gone away
+        """
+        cores = self._service_wanted
+        if self._service is not None:
+            threads = service_process.affinities(self._service.pid).values()
+            cores = tuple(sorted(set().union(*threads)))
+        return Allocation(cores, self._jobs_in_force())
+
+    def close(self) -> None:
+        """Let the worker finish what it is at, and nothing more; give what was kept open back."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        for run in self.jobs.values():
+            run.close()
+
+    def _look_at_all(self) -> None:
+        """Something has happened: any job may have to change."""
+        self._unsettled = list(self.jobs.values())
+
+    def _go_on(self, now_s: float, calm: bool) -> None:
+        """Bring the jobs nearer to what is wanted."""
+        for run in self._unsettled:
+            run.advance(now_s)
+            run.write()
+        self._take_turns(now_s, calm)
+        ends = ((run.ended_file(), run) for run in self.jobs.values())
+        self._ends = {file: run for file, run in ends if file >= 0}
+        self._unsettled = [run for run in self._unsettled if not run.settled]
+
+    def _take_turns(self, now_s: float, calm: bool) -> None:
+        """Start or remove one at a time, starts first and in the order they were wished for."""
+        if self._handled is not None:
+            if self._handled.handled:
+                return
+            took_s = now_s - self._handled_at_s
+            self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
+            self._handled = None
+        # `_queue` is still the last poll's: while nobody waited or could begin, nobody was held.
+        if not self._queue or now_s < self._rested_at_s:
+            self._held_from_s = now_s
+        waiting = [run for run in self._unsettled if run.waits(now_s)]
+        known = [run for run in self._queue if run in waiting]
+        self._queue = known + [run for run in waiting if run not in known]
+        if not self._queue or now_s < self._rested_at_s:
+            return
+        first = min(self._queue, key=lambda run: run.leaves)
+        if calm or first.leaves or now_s >= self._held_from_s + LONGEST_HOLD_S:
+            self._handled, self._handled_at_s = first, now_s
+            first.handle(now_s)
+
+    def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
+        found = {}
+        for name, run in self.jobs.items():
+            allocation = JobAllocation(run.state)
+            instance = run.instance
+            if instance is not None and instance.placement is not None:
+                paused = self._company.runtime.paused(instance)
+                place = instance.placement
+                allocation = JobAllocation(
+                    JobState.PAUSED if paused else JobState.RUNNING,
+                    place.cores(),
+                    place.weight(),
+                    run.record.threads,
+                    run.wanted.quota,
+                )
+            found[name] = allocation
+        return found
+
+    def _write_service(self, cores: tuple[int, ...]) -> None:
+        if self._service is None or not cores or cores == self._service_written:
+            return
+        if not service_process.is_alive(self._service):  # its number may be somebody else's by now
+            return
+        try:
+            service_process.pin(self._service.pid, cores)
+        except OSError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._company.note(MEMCACHED, f"cannot be moved: {error}")
+            return
+        self._complaint = ""
+        self._service_written = cores
+        self._service_changes += 1
+        self._recorder.event("update_cores", MEMCACHED, cores)

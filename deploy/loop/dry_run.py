@@ -1,0 +1,85 @@
+"""What `--dry-run` puts in the actuator's place: it says what it would do, and does nothing."""
+
+import time
+from dataclasses import dataclass, field
+
+from deploy.linux.service_process import Identity
+from deploy.records.state import State
+from env.allocation import Allocation, Change, JobAllocation, JobState, Weight, cores_of
+from env.scenario import Scenario
+
+
+@dataclass
+class DryJob:
+    """A job that never runs, and so never ends."""
+
+    wanted: JobAllocation = field(default_factory=JobAllocation)
+    busy: bool = False
+
+    @property
+    def state(self) -> JobState:
+        """Where the job would stand."""
+        return self.wanted.state
+
+    def cpu_s(self) -> float:
+        """It uses no CPU time."""
+        return 0.0
+
+    def paused_s(self, now_s: float) -> float:
+        """It is never paused."""
+        return 0.0
+
+
+class DryActuator:
+    """
+    Prints changes.
+
+    :param scenario: the problem
+    :param state: gives the time the run started
+    """
+
+    def __init__(self, scenario: Scenario, state: State):
+        self.state = state
+        self.jobs = {job.name: DryJob() for job in scenario.jobs}
+        self.changes = 0
+        everything = cores_of((1 << scenario.machine.vcpus) - 1)
+        self._now = Allocation(everything)
+
+    def follow(self, who: Identity) -> None:
+        """Nothing is done to memcached."""
+
+    def apply(self, allocation: Allocation) -> None:
+        """Print what would be changed."""
+        for change in allocation.changes_from(self._now):
+            self.changes += 1
+            time_s = time.monotonic() - self.state.started_s
+            print(f"{time_s:8.3f} s  would {in_words(change)}", flush=True)
+        for name, wanted in allocation.jobs.items():
+            self.jobs[name].wanted = wanted
+        self._now = allocation
+
+    def poll(self, now_s: float, calm: bool = True) -> None:
+        """There is nothing to pick up."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep; no job ends."""
+        time.sleep(max(0.0, timeout_s))
+
+    def forget_written(self) -> None:
+        """Nothing was written."""
+
+    def take_over(self, now_s: float) -> None:
+        """There is nothing to take over."""
+
+
+def in_words(change: Change) -> str:
+    """A change as a sentence without its subject."""
+    cores = ",".join(map(str, change.cores))
+    weight = Weight(change.weight).name.lower()
+    return {
+        "service-cores": f"give memcached vCPUs {cores}",
+        "start": f"start {change.job} with {change.threads} threads on {cores}, {weight} weight",
+        "cores": f"move {change.job} to {cores}",
+        "weight": f"give {change.job} {weight} weight",
+        "quota": f"limit {change.job} to {change.quota} vCPUs",
+    }.get(change.what, f"{change.what} {change.job}")

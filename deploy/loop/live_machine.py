@@ -1,0 +1,422 @@
+"""
+The real machine, in the place of the simulated one: it shows telemetry and performs allocations.
+
+Sensors are polled every period, as in the simulator. A policy that sleeps until something happens
+is woken at the first poll after a job has ended or the load has moved; a move is first confirmed
+by a short window that lies after it whole, so that the policy sees the new load and not a mixture.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from deploy.linux.counters import CpiSensor
+from deploy.linux.sensors import Cpu, ServiceSensor, VcpuClock
+from deploy.linux.service_process import Identity
+from deploy.records.recorder import SCHEDULER, Recorder
+from deploy.records.state import State
+from deploy.safety.guardian import Guardian
+from env.action import apply_edit, resolve_sets
+from env.allocation import Allocation, JobAllocation, JobState
+from env.control import PROBE_WINDOW_S, ControlState, regulated, wish
+from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
+from env.scenario import Scenario, profile_work_s
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+
+ANSWER_S = 0.002
+"""How long a poll waits for memcached's counters; later ones are read in the next poll."""
+
+CONFIRM_S = 0.006
+"""Window over which a move of the load is confirmed."""
+
+STALE_S = 0.5
+"""Older readings are not decided by."""
+
+PROBE_EVERY_S = 0.25
+
+CALM, CALM_WINDOW_S = 0.7, 0.5
+"""Part of its vCPUs' time up to which memcached has some to spare, and what it is measured over."""
+
+AWAY_S = 0.4
+"""After a gap like this the guardian may have changed things."""
+
+
+class JobStanding(Protocol):
+    """One job as an actuator knows it."""
+
+    @property
+    def wanted(self) -> JobAllocation:
+        """What it should have; pending if it is to be started (again)."""
+
+    @property
+    def state(self) -> JobState:
+        """Where it stands."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way or left to be cleaned up."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds it has used."""
+
+    def paused_s(self, now_s: float) -> float:
+        """How long it has been paused in all [s]."""
+
+
+class Actuation(Protocol):
+    """Whoever performs allocations; see `deploy.loop.actuator.Actuator`."""
+
+    state: State
+
+    @property
+    def jobs(self) -> Mapping[str, JobStanding]:
+        """The jobs in the scenario's order."""
+
+    @property
+    def changes(self) -> int:
+        """How many changes there were."""
+
+    def take_over(self, now_s: float) -> None:
+        """Find what an earlier loop left running."""
+
+    def follow(self, who: Identity) -> None:
+        """Turn to a memcached."""
+
+    def apply(self, allocation: Allocation) -> None:
+        """Make the machine hold an allocation."""
+
+    def poll(self, now_s: float, calm: bool = True) -> None:
+        """Go on with what takes longer; starts wait until memcached has time to spare."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep, but no longer than until a job ends."""
+
+    def forget_written(self) -> None:
+        """Write everything anew."""
+
+
+class LatencyProbe(Protocol):
+    """Whatever measures memcached's latency."""
+
+    def poll(self) -> bool:
+        """Take in what it has measured; False once it has ended."""
+
+    def p95_us(self, window_s: float) -> float | None:
+        """95th percentile over the last window [µs]; None if it saw too little."""
+
+
+class LiveMachine:
+    """
+    One real machine.
+
+    :param scenario: the problem
+    :param actuator: performs allocations
+    :param sensor: memcached
+    :param vcpus: busy time of the vCPUs
+    :param recorder: is told what happens
+    :param guardian: is kept from acting; None for a machine nothing is done to
+    :param probe: measures latency, where it is measured
+    :param cpi: counts memcached's cycles, for a policy that cannot decide without them
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        actuator: Actuation,
+        sensor: ServiceSensor,
+        vcpus: VcpuClock,
+        recorder: Recorder,
+        guardian: Guardian | None = None,
+        probe: LatencyProbe | None = None,
+        cpi: CpiSensor | None = None,
+    ):
+        self.scenario = scenario
+        self.actuator = actuator
+        self.sensor = sensor
+        self.overruled = self.overruns = 0
+        self._vcpus = vcpus
+        self._recorder = recorder
+        self._guardian = guardian
+        self._probe = probe
+        self._cpi = cpi
+        self._probe_window_s = PROBE_WINDOW_S
+        self._probed_s = -math.inf
+        self._probed_us: float | None = None
+        self._started_s = actuator.state.started_s
+        self._busy_before = vcpus.read()
+        self._row = ControlState.initial(scenario, profile_work_s(scenario.profile))
+        self._applied = regulated(self._row, scenario)
+        self._decided_qps = self._decided_cpu = math.nan
+        self._polled_s = self.now_s
+        self._calm = True
+        self._calm_from: Cpu | None = None
+        self._reasons = 0
+        self._sent: tuple[object, ...] = ()
+        self._wished: Allocation | None = None
+        self._settled = False  # to regulate the same wish again would change nothing
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run started; setting the machine's clock does not change it."""
+        return time.monotonic() - self._started_s
+
+    @property
+    def polled_s(self) -> float:
+        """When the sensors were last read, seconds since the run started."""
+        return self._polled_s
+
+    @property
+    def over(self) -> bool:
+        """Whether every job is done or given up, and nothing is left to be cleaned up."""
+        runs = self.actuator.jobs.values()
+        return all(run.state == JobState.DONE and not run.busy for run in runs)
+
+    @property
+    def applied(self) -> Allocation:
+        """What was last sent to the actuator."""
+        return self._applied
+
+    @property
+    def stale(self) -> str:
+        """Why the telemetry cannot be decided by; empty if it can."""
+        age_s = self.sensor.age_s(self.now_s)
+        if age_s == math.inf:
+            return "no reading yet"
+        if age_s > STALE_S:
+            return f"memcached's readings are {age_s:.1f} s old"
+        bad_s = time.monotonic() - self._vcpus.bad_since_s
+        if bad_s > STALE_S:
+            return f"the vCPUs' readings make no sense for {bad_s:.1f} s"
+        missing = self._cpi is not None and self._cpi.cpi is None
+        return "memcached's cycles per instruction are not counted" if missing else ""
+
+    def take_over(self) -> None:
+        """Go on from what an earlier loop left running."""
+        self.actuator.take_over(self.now_s)
+        row = self._row
+        for index, run in enumerate(self.actuator.jobs.values()):
+            wanted = run.wanted
+            if wanted.state not in (JobState.RUNNING, JobState.PAUSED):
+                continue
+            row.state[index] = row.wish_state[index] = int(wanted.state)
+            row.threads[index] = row.wish_threads[index] = wanted.threads
+            row.weight[index] = row.wish_weight[index] = int(wanted.weight)
+            if wanted.cores:
+                mask = sum(1 << core for core in wanted.cores)
+                row.cores[index] = row.wish_cores[index] = mask
+        self._applied = regulated(row, self.scenario)
+
+    def watch(self, probe_window_s: float) -> None:
+        """
+        Prepare for a policy.
+
+        :param probe_window_s: over how long it wants latency and cycles measured; 0 if not at all
+        """
+        self._probe_window_s = probe_window_s or PROBE_WINDOW_S
+
+    def telemetry(self) -> Telemetry:
+        """What the machine shows, as of the last poll."""
+        sensor, cpu, requests = self.sensor, self.sensor.cpu, self.sensor.requests
+        busy = zip(self._vcpus.read(), self._busy_before, strict=True)
+        return Telemetry(
+            time_s=self._polled_s,
+            service=ServiceTelemetry(
+                requests=0.0 if requests is None else requests.count,
+                cpu_s=0.0 if cpu is None else cpu.cpu_s,
+                run_delay_s=0.0 if cpu is None else cpu.run_delay_s,
+                qps=sensor.qps,
+                cpu_cores=sensor.cpu_cores,
+                p95_us=self._p95_us(),
+                cpi=None if self._cpi is None else self._cpi.cpi,
+            ),
+            vcpu_busy_s=tuple(now - before for now, before in busy),
+            jobs={
+                name: JobTelemetry(run.state, run.cpu_s())
+                for name, run in self.actuator.jobs.items()
+            },
+            applied=self._applied,
+        )
+
+    def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
+        """
+        Wish for an allocation; what the regulator leaves of it is actuated.
+
+        :param allocation: the policy's wish
+        :param regulator_on: False lets the wish through as it is
+        """
+        row = self._up_to_date()
+        if allocation is not self._wished:
+            wish(row, allocation, self.scenario)
+            self._wished, self._settled = allocation, False
+        if self._settled and regulator_on:
+            self._note_decided()
+            return
+        if regulator_on:
+            regulate_service(row)
+            regulate_jobs(row)
+        else:
+            pass_through(row)
+        self._send()
+        self._settled = regulator_on and row.overruled_reasons == 0
+
+    def sense(self) -> ControlState:
+        """The control row with all readings of the last poll, for whoever decides by edits."""
+        row = self._up_to_date()
+        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
+        row.probed_p95_us = self._p95_us() or 0.0
+        row.job_cpu_s = [run.cpu_s() for run in self.actuator.jobs.values()]
+        return row
+
+    def edit(self, rows: Any, edit: int) -> None:
+        """
+        Wish for one edit of the allocation; what the regulator leaves of it is actuated.
+
+        :param rows: int[n_edits, 7], see `env.action.EditTable`
+        :param edit: index of the edit
+        """
+        row = self._up_to_date()
+        self._wished, self._settled = None, False
+        apply_edit(row, rows, edit)
+        regulate_service(row)
+        resolve_sets(row)
+        regulate_jobs(row)
+        self._send()
+
+    def _up_to_date(self) -> ControlState:
+        """The control row, with the time and the jobs' states as of the last poll."""
+        row, states = self._row, self._row.job_state
+        row.now_s, row.overruled = self._polled_s, 0
+        for index, run in enumerate(self.actuator.jobs.values()):
+            state = run.state
+            if state != states[index]:
+                states[index] = int(state)
+                self._settled = False
+        return row
+
+    def _send(self) -> None:
+        """Have what the regulator left actuated, if it has changed."""
+        row = self._row
+        if row.overruled_reasons != self._reasons:
+            self._note_overruled()
+        self.overruled += row.overruled
+        self._note_decided()
+        sent = _sent(row)
+        if sent != self._sent:
+            self._sent = sent
+            self._applied = regulated(row, self.scenario)
+            self.actuator.apply(self._applied)
+
+    def _note_decided(self) -> None:
+        """Remember the load that was decided by: a move from there wakes the policy."""
+        self._decided_qps, self._decided_cpu = self.sensor.qps, self.sensor.cpu_cores
+
+    def advance(self, until_s: float, wake: bool = False) -> None:
+        """
+        Poll until `until_s`, the policy's next turn.
+
+        :param until_s: since the run started
+        :param wake: whether a job's end or a move of the load ends the wait at the next poll
+        """
+        period_s = self.scenario.control.period_s
+        standing = self._standing()
+        sighted_s: float | None = None
+        while True:
+            due_s = self._due_s(period_s if sighted_s is None else CONFIRM_S)
+            self._sleep(due_s)
+            self.poll()
+            if due_s >= until_s - 1e-4 or (wake and self._standing() != standing):
+                return
+            moved_s = self._moved_s() if wake else None
+            if sighted_s is not None and moved_s is not None and moved_s > sighted_s:
+                return
+            sighted_s = moved_s
+
+    def poll(self) -> None:
+        """Read the sensors once and let the actuator go on."""
+        now_s = self.now_s
+        if now_s - self._polled_s > AWAY_S:
+            self._recorder.event(
+                "custom", SCHEDULER, detail=f"away for {now_s - self._polled_s:.2f} s"
+            )
+            self.actuator.forget_written()
+        self._polled_s = now_s
+        self.sensor.ask(now_s)  # memcached answers while all else is done
+        if self._guardian is not None:
+            self._guardian.beat(now_s)
+        if self._probe is not None and not self._probe.poll():
+            self._recorder.event("custom", SCHEDULER, detail="the latency probe has ended")
+            self._probe = None
+        if self.sensor.who is not None:
+            self.actuator.follow(self.sensor.who)
+            if self._cpi is not None:
+                self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
+        self.actuator.poll(now_s, self._is_calm())
+        self.sensor.receive(now_s, ANSWER_S)
+        states = self._row.state
+        for index, run in enumerate(self.actuator.jobs.values()):
+            if states[index] != PENDING and run.state == JobState.PENDING:
+                states[index] = PENDING  # a failed attempt, to be started again
+                self._sent, self._settled = (), False
+
+    def _is_calm(self) -> bool:
+        """Whether memcached has time to spare on its vCPUs."""
+        now, before = self.sensor.cpu, self._calm_from
+        if now is None or before is None:
+            self._calm_from = now
+        elif (window_s := now.time_s - before.time_s) >= CALM_WINDOW_S:
+            used = (now.cpu_s - before.cpu_s) / window_s
+            self._calm = used <= CALM * len(self._applied.service_cores)
+            self._calm_from = now
+        return self._calm
+
+    def _p95_us(self) -> float | None:
+        """What the probe shows, worked out anew a few times a second."""
+        if self._probe is None:
+            return None
+        if self._polled_s - self._probed_s >= PROBE_EVERY_S:
+            self._probed_s = self._polled_s
+            self._probed_us = self._probe.p95_us(self._probe_window_s)
+        return self._probed_us
+
+    def _due_s(self, wait_s: float) -> float:
+        """When the next poll is due; polls that were missed are left out."""
+        due_s, now_s = self._polled_s + wait_s, self.now_s
+        if due_s < now_s:
+            self.overruns += 1
+        return max(due_s, now_s)
+
+    def _standing(self) -> list[bool]:
+        """Which jobs wait for a decision: not started, or done."""
+        resting = (JobState.PENDING, JobState.DONE)
+        return [run.state in resting for run in self.actuator.jobs.values()]
+
+    def _sleep(self, until_s: float) -> None:
+        while (left_s := until_s - self.now_s) > 0.0:
+            self.actuator.wait(left_s)
+
+    def _moved_s(self) -> float | None:
+        """When the reading was taken by which the load has moved since the last decision, if so."""
+        sensor, threshold = self.sensor, self.scenario.control.wake_qps
+        requests, cpu = sensor.requests, sensor.cpu
+        if requests is None or cpu is None:
+            return None
+        if cpu.time_s - requests.time_s <= self.scenario.control.period_s:
+            return requests.time_s if abs(sensor.qps - self._decided_qps) > threshold else None
+        # Without fresh counters the CPU time tells, at its price per request so far.
+        price_s = cpu.cpu_s / max(1, requests.count)
+        moved = abs(sensor.cpu_cores - self._decided_cpu) > threshold * price_s
+        return cpu.time_s if moved and requests.count > 0 else None
+
+    def _note_overruled(self) -> None:
+        """Record why the regulator overruled; called when the reasons have changed."""
+        self._reasons = self._row.overruled_reasons
+        words = "; ".join(text for flag, text in REASONS.items() if self._reasons & flag)
+        if words:
+            self._recorder.event("custom", SCHEDULER, detail=f"overruled: {words}")
+
+
+def _sent(row: ControlState) -> tuple[object, ...]:
+    """What of a control row goes to the actuator, to see whether it has changed."""
+    jobs = (row.state, row.cores, row.weight, row.threads, row.quota)
+    return row.service, *map(tuple, jobs)

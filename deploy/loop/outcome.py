@@ -1,0 +1,67 @@
+"""How a deployment has ended, for its report: figures that only the loop itself knows."""
+
+import os
+import resource
+import time
+from pathlib import Path
+
+from deploy.linux import service_process
+from deploy.loop.live_machine import LiveMachine
+from deploy.records import run_report
+from deploy.records.terminal import complain
+
+
+def write_report(
+    folder: Path,
+    policy: str,
+    machine: LiveMachine,
+    restored: bool,
+    stopped: bool,
+    illustrated: bool,
+) -> None:
+    """
+    Say what the run has come to; a full disk does not undo the run.
+
+    A run that was stopped gets figures alone, at once: whoever stopped it waits.
+
+    :param folder: of the run's records
+    :param policy: who decided
+    :param machine: on which everything has ended
+    :param restored: whether it is as it was found
+    :param stopped: whether the run was ended before its jobs were done
+    :param illustrated: whether to draw pictures and a page
+    """
+    state, lasted_s = machine.actuator.state, machine.now_s
+    jobs = {
+        name: run_report.JobOutcome(
+            record.exit_code,
+            record.start_s,
+            record.end_s,
+            machine.actuator.jobs[name].paused_s(lasted_s),
+            max(0, record.attempts - 1),
+        )
+        for name, record in state.jobs.items()
+    }
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cost = run_report.Loop(
+        1e3 * machine.scenario.control.period_s,
+        machine.overruns,
+        100.0 * (usage.ru_utime + usage.ru_stime) / _alive_s(),
+        usage.ru_maxrss / 1024,
+    )
+    outcome = run_report.Outcome(
+        policy, lasted_s, jobs, machine.actuator.changes, machine.overruled, cost, restored
+    )
+    try:
+        intervals = run_report.load_intervals(folder, 0.0 if stopped else outcome.window_s[1])
+        shown = illustrated and not stopped
+        run_report.write(folder, machine.scenario, outcome, intervals, shown)
+    except OSError as error:
+        complain(f"{folder}: no report: {error}")
+
+
+def _alive_s() -> float:
+    """How long ago this process began: a run that was resumed is older."""
+    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+    begun_s = service_process.identify(os.getpid()).started * tick_s
+    return max(tick_s, time.clock_gettime(time.CLOCK_BOOTTIME) - begun_s)

@@ -1,0 +1,124 @@
+"""
+The run's figures for Prometheus, at http://127.0.0.1:PORT/metrics.
+
+Only GET is served, and only to this machine unless another address is asked for. A scrape reads
+the latest sample: nothing is measured for it, and the loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import MetricsHandler
+from prometheus_client.registry import Collector
+
+from deploy.records.recorder import Event
+from env.allocation import Allocation, JobState
+from env.errors import InputError
+from env.telemetry import Telemetry
+
+HOST = "127.0.0.1"
+REQUEST_LIMIT_S = 5.0
+
+
+class RunCollector(Collector):
+    """The latest readings of a run; the loop hands them in, scrapes read them out."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[Telemetry, Allocation] | None = None
+        self._events: Counter[tuple[str, str]] = Counter()
+
+    def sample(self, telemetry: Telemetry, allocation: Allocation) -> None:
+        """
+        Take the readings of a moment, as the recorder does.
+
+        :param telemetry: the readings
+        :param allocation: who holds what
+        """
+        self._latest = (telemetry, allocation)
+
+    def event(self, event: Event) -> None:
+        """Count an event."""
+        self._events[event.what, event.job] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything there is to tell, for a scrape."""
+        events = CounterMetricFamily("coretide_events", "events", labels=["event", "job"])
+        for labels, count in self._events.copy().items():
+            events.add_metric(labels, count)
+        yield events
+        if self._latest is not None:
+            yield from _service(*self._latest)
+            yield from _jobs(*self._latest)
+
+
+def _service(telemetry: Telemetry, allocation: Allocation) -> Iterator[Metric]:
+    service = telemetry.service
+    yield GaugeMetricFamily("coretide_time_seconds", "since the run started", telemetry.time_s)
+    yield GaugeMetricFamily("coretide_memcached_qps", "requests per second", service.qps)
+    yield GaugeMetricFamily("coretide_memcached_cpu_vcpus", "CPU use", service.cpu_cores)
+    vcpus = len(allocation.service_cores)
+    yield GaugeMetricFamily("coretide_memcached_vcpus", "vCPUs it holds", vcpus)
+    yield CounterMetricFamily("coretide_memcached_cpu_seconds", "CPU time", service.cpu_s)
+    yield CounterMetricFamily(
+        "coretide_memcached_run_delay_seconds", "time its threads waited", service.run_delay_s
+    )
+    if service.p95_us is not None:
+        yield GaugeMetricFamily("coretide_memcached_p95_microseconds", "probed", service.p95_us)
+    busy = CounterMetricFamily("coretide_vcpu_busy_seconds", "busy time", labels=["vcpu"])
+    for vcpu, busy_s in enumerate(telemetry.vcpu_busy_s):
+        busy.add_metric([str(vcpu)], busy_s)
+    yield busy
+
+
+def _jobs(telemetry: Telemetry, allocation: Allocation) -> Iterator[Metric]:
+    states = GaugeMetricFamily("coretide_job_state", "1 in its state", labels=["job", "state"])
+    cpu = CounterMetricFamily("coretide_job_cpu_seconds", "CPU time", labels=["job"])
+    held = GaugeMetricFamily("coretide_job_vcpus", "vCPUs it may run on", labels=["job"])
+    for name, job in telemetry.jobs.items():
+        for state in JobState:
+            states.add_metric([name, state.name.lower()], float(job.state == state))
+        cpu.add_metric([name], job.cpu_s)
+        running = job.state == JobState.RUNNING
+        held.add_metric([name], len(allocation.jobs[name].cores) if running else 0)
+    yield from (states, cpu, held)
+
+
+class Endpoint:
+    """
+    A web server for scrapes, on a thread of its own.
+
+    :param collector: what is served
+    :param port: where; 0 takes one that is free
+    :param host: which address of the machine
+    :raises InputError: if it cannot listen there
+    """
+
+    def __init__(self, collector: Collector, port: int, host: str = HOST):
+        registry = CollectorRegistry()
+        registry.register(collector)
+        handler: Any = type(
+            "Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_LIMIT_S}
+        )
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise InputError(
+                f"--metrics-port {port}: cannot listen on {host}: {error.strerror}"
+            ) from error
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,392 @@
+"""
+What a run writes down as it happens: an event log and samples of the telemetry.
+
+`events.log` has the format of the course's scheduler_logger, one event a line:
+`timestamp event job [cores] threads`. `samples.csv` has one row of readings each time `sample` is
+called; `scenario.json` says what the problem was. Every line is handed to the kernel at once, so
+a crash of the loop loses nothing. When the disk refuses a line, it is kept in memory and written
+once there is room: the loop goes on.
+"""
+
+import contextlib
+import csv
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import quote_plus, unquote_plus
+
+from deploy.records.lines import Disk, LineFile
+from env.allocation import Allocation, JobState
+from env.errors import InputError
+from env.scenario import Scenario, load_scenario
+from env.telemetry import Telemetry
+
+EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenario.json"
+REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
+PICTURE_FILE = "run.png"
+
+RUN_FILES = (
+    *(EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE),
+    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE),
+    "events.out.tfevents.*",  # TensorBoard's names
+)
+"""Patterns of what a run and its report leave; whatever else the folder holds is not theirs."""
+
+LOAD_FILE = "load.txt"
+"""The load generator's output, in mcperf's format, where there is one."""
+
+SCHEDULER, MEMCACHED = "scheduler", "memcached"
+"""What the course's logs call the loop itself and the service."""
+
+EVENTS = ("start", "end", "update_cores", "pause", "unpause", "custom")
+
+JOB_PREFIX = "job_"
+"""Begins the columns of a job, which may be called like one of memcached's: cpu."""
+
+FAILED_ATTEMPT = re.compile(r"attempt \d+ failed: ")
+"""Begins what `failed_attempt` says. The course's log has no event of its own for it."""
+
+RECENT = 50
+"""How many events are kept for the live view."""
+
+
+def scenario_of(folder: Path) -> Scenario:
+    """
+    The problem that a run was about.
+
+    :param folder: the run's report folder
+    :raises InputError: if it is none
+    """
+    path = folder / SCENARIO_FILE
+    if not path.is_file():
+        raise InputError(f"{folder}: no run's report folder (it has no {SCENARIO_FILE})")
+    return load_scenario(path)
+
+
+@dataclass(frozen=True)
+class Event:
+    """
+    One thing that happened.
+
+    :param time_s: seconds since the run started
+    :param what: one of `EVENTS`
+    :param job: a job's name, `MEMCACHED` or `SCHEDULER`
+    :param cores: its vCPUs from now on, for `start` and `update_cores`
+    :param threads: its thread count, for `start`
+    :param detail: what a `custom` event says
+    """
+
+    time_s: float
+    what: str
+    job: str
+    cores: tuple[int, ...] = ()
+    threads: int = 0
+    detail: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it says that an attempt has failed: the job waits to be started again."""
+        return self.what == "custom" and FAILED_ATTEMPT.match(self.detail) is not None
+
+    def arguments(self) -> str:
+        """What follows the job's name in a line of the log."""
+        cores = f"[{','.join(map(str, self.cores))}]"
+        if self.what == "start" and self.job != SCHEDULER:
+            return f"{cores} {self.threads}"
+        if self.what == "update_cores":
+            return cores
+        return quote_plus(self.detail) if self.what == "custom" else ""
+
+
+def failed_attempt(number: int, why: str) -> str:
+    """
+    What the `custom` event of a failed attempt says, after which the job runs no more for now.
+
+    :param number: which of the job's attempts
+    :param why: it failed
+    """
+    return f"attempt {number} failed: {why}"
+
+
+class Recorder:
+    """
+    Writes events and samples of one run; a run that is resumed goes on in the same files.
+
+    The scheduler's own `start` and `end` are written with the first and the last line.
+
+    :param folder: where the files go; made if it does not exist
+    :param scenario: names the columns of the samples
+    :param started_s: when the run started, on the monotonic clock
+    :param listener: is told every event, after it was written
+    :raises InputError: if the folder cannot be written to
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario: Scenario,
+        started_s: float,
+        listener: Callable[[Event], None] | None = None,
+    ):
+        self.started_s = started_s
+        self.recent: deque[Event] = deque(maxlen=RECENT)
+        self.disk = Disk(str(folder))
+        self._listener = listener
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
+            self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
+            resumed = self._events.size > 0
+            if not resumed:
+                problem = scenario.model_dump_json(indent=2)
+                (folder / SCENARIO_FILE).write_text(problem, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
+        # Wall-clock time of the start. Only the monotonic clock counts from here on, so that
+        # the log stays in order when somebody sets the clock, be it before a run is resumed.
+        self._epoch_s = time.time() - (time.monotonic() - started_s)
+        if resumed:
+            with contextlib.suppress(ValueError):  # its first line may not be whole
+                self._epoch_s = started_at_s(folder)
+        if self._samples.size == 0:
+            self._samples.append(",".join(_columns(scenario)))
+        if resumed:
+            self.event("custom", SCHEDULER, detail="resumed")
+        else:
+            self._write(Event(0.0, "start", SCHEDULER))
+
+    def event(
+        self,
+        what: str,
+        job: str,
+        cores: tuple[int, ...] = (),
+        threads: int = 0,
+        detail: str = "",
+    ) -> None:
+        """
+        Write down what just happened.
+
+        The course's format has room for a detail in `custom` events only; that of any other
+        event follows as a `custom` line of its own.
+
+        :param what: one of `EVENTS`
+        :param job: a job's name, `MEMCACHED` or `SCHEDULER`
+        :param cores: its vCPUs, for `start` and `update_cores`
+        :param threads: its thread count, for `start`
+        :param detail: anything more, in words
+        """
+        event = Event(time.monotonic() - self.started_s, what, job, cores, threads, detail)
+        self._write(event)
+        if detail and what != "custom":
+            self._write(Event(event.time_s, "custom", job, detail=detail))
+        self.recent.append(event)
+        if self._listener is not None:
+            self._listener(event)
+
+    def sample(self, telemetry: Telemetry, allocation: Allocation) -> None:
+        """
+        Write down the readings of a moment.
+
+        :param telemetry: the readings
+        :param allocation: who holds what from now on
+        """
+        service = telemetry.service
+        row = [
+            f"{telemetry.time_s:.4f}",
+            f"{service.qps:.0f}",
+            f"{service.cpu_cores:.4f}",
+            f"{service.run_delay_s:.6f}",
+            "" if service.p95_us is None else f"{service.p95_us:.1f}",
+            _listed(allocation.service_cores),
+            *(f"{busy_s:.4f}" for busy_s in telemetry.vcpu_busy_s),
+        ]
+        for name, job in telemetry.jobs.items():
+            placed = allocation.jobs[name]
+            state = job.state if job.state == JobState.DONE else placed.state
+            row += [state.name.lower(), f"{job.cpu_s:.4f}", _listed(placed.cores)]
+            quota = "" if placed.quota is None else f"{placed.quota:.3f}"
+            row += [placed.weight.name.lower(), str(placed.threads), quota]
+        self._samples.append(",".join(row))
+
+    def close(self) -> None:
+        """Write down the end, and close the files."""
+        self.event("end", SCHEDULER)
+        self._events.close()
+        self._samples.close()
+        self.disk.close()
+
+    def _write(self, event: Event) -> None:
+        stamp = datetime.fromtimestamp(self._epoch_s + event.time_s)
+        words = (stamp.isoformat(timespec="microseconds"), event.what, event.job)
+        self._events.append(" ".join((*words, event.arguments())).rstrip())
+
+
+def set_aside(folder: Path) -> None:
+    """
+    Make room for a new run: what an earlier one has left goes to a folder named after its start.
+
+    A load that was written since belongs to the new run, and stays.
+
+    :param folder: of the records; nothing happens if it holds none
+    :raises InputError: if it cannot be written to
+    """
+    log, load = folder / EVENTS_FILE, folder / LOAD_FILE
+    if not log.exists():
+        return
+    ended_s = log.stat().st_mtime
+    files = [path for pattern in RUN_FILES for path in folder.glob(pattern)]
+    if load.exists() and load.stat().st_mtime <= ended_s:
+        files.append(load)
+    try:
+        earlier = folder / _start_in_words(folder)
+        earlier.mkdir(exist_ok=True)
+        for path in files:
+            path.replace(earlier / path.name)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
+
+
+def _start_in_words(folder: Path) -> str:
+    try:
+        return datetime.fromtimestamp(started_at_s(folder)).strftime("%Y-%m-%dT%H-%M-%S")
+    except ValueError:  # not even its first line is whole
+        return "earlier"
+
+
+def read_events(folder: Path) -> list[Event]:
+    """
+    The events of a recorded run, in order.
+
+    :param folder: what the recorder wrote to
+    """
+    return list(parse_events((folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()))
+
+
+def started_at_s(folder: Path) -> float:
+    """
+    When a recorded run started, seconds of the epoch.
+
+    :param folder: what the recorder wrote to
+    """
+    with (folder / EVENTS_FILE).open(encoding="utf-8") as log:
+        return datetime.fromisoformat(log.readline().split(" ")[0]).timestamp()
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[Event]:
+    """
+    Events from lines of the log; `time_s` counts from the first, the run's start.
+
+    :param lines: what a crash cut short is left out
+    """
+    origin: datetime | None = None
+    for line in lines:
+        try:
+            stamp, what, job, *rest = line.split(" ")
+            moment = datetime.fromisoformat(stamp)
+            cores = threads = ""
+            if what in ("start", "update_cores") and rest:
+                cores, threads = rest[0].strip("[]"), "".join(rest[1:])
+            origin = origin or moment
+            yield Event(
+                (moment - origin).total_seconds(),
+                what,
+                job,
+                tuple(int(core) for core in cores.split(",") if core),
+                int(threads or 0),
+                unquote_plus("".join(rest)) if what == "custom" else "",
+            )
+        except ValueError:
+            continue
+
+
+@dataclass(frozen=True)
+class JobSample:
+    """One job at a moment: state (in lower case), CPU seconds used, vCPUs and weight."""
+
+    state: str
+    cpu_s: float
+    cores: tuple[int, ...]
+    weight: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """
+    A row of the samples.
+
+    :param time_s: seconds since the run started
+    :param qps: memcached's request rate [requests/s]
+    :param cpu_cores: its CPU use [vCPUs]
+    :param p95_us: probed 95th percentile, where a probe runs
+    :param service_cores: memcached's vCPUs
+    :param busy_s: busy seconds of each vCPU since the run started
+    :param jobs: by name
+    """
+
+    time_s: float
+    qps: float
+    cpu_cores: float
+    p95_us: float | None
+    service_cores: tuple[int, ...]
+    busy_s: tuple[float, ...]
+    jobs: dict[str, JobSample]
+
+
+def read_samples(folder: Path) -> list[Sample]:
+    """
+    The samples of a recorded run, in order.
+
+    :param folder: what the recorder wrote to
+    """
+    return parse_samples((folder / SAMPLES_FILE).read_text(encoding="utf-8").splitlines())
+
+
+def parse_samples(lines: Iterable[str]) -> list[Sample]:
+    """
+    Samples from lines of the file.
+
+    :param lines: the heading first; what a crash cut short is left out
+    """
+    rows = csv.DictReader(lines)
+    columns = rows.fieldnames or ()
+    return [_sample(row) for row in rows if all(row[name] is not None for name in columns)]
+
+
+def _sample(row: dict[str, str]) -> Sample:
+    jobs = {
+        column.removeprefix(JOB_PREFIX).removesuffix("_state"): JobSample(
+            state, float(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
+        )
+        for column, state in row.items()
+        if column.startswith(JOB_PREFIX) and column.endswith("_state")
+        for job in [column.removesuffix("_state")]
+    }
+    return Sample(
+        time_s=float(row["time_s"]),
+        qps=float(row["qps"]),
+        cpu_cores=float(row["cpu_cores"]),
+        p95_us=float(row["p95_us"]) if row["p95_us"] else None,
+        service_cores=_cores(row["service_cores"]),
+        busy_s=tuple(float(value) for name, value in row.items() if name.startswith("busy_s_")),
+        jobs=jobs,
+    )
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    return tuple(int(core) for core in text.split(";") if core)
+
+
+def _columns(scenario: Scenario) -> Iterator[str]:
+    yield from ("time_s", "qps", "cpu_cores", "run_delay_s", "p95_us", "service_cores")
+    yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
+    for name in scenario.job_names:
+        for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):
+            yield f"{JOB_PREFIX}{name}_{field}"
+
+
+def _listed(cores: tuple[int, ...]) -> str:
+    return ";".join(map(str, cores))

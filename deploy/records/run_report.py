@@ -1,0 +1,357 @@
+"""
+What a run has come to: `report.json`, `intervals.csv`, pictures and one HTML page that holds all.
+
+    python -m deploy.report report
+
+writes the page and the pictures anew from the files of a finished run. Pictures need what training
+needs; they are drawn by a process of their own (`training.evaluation.live_pictures`), and the page
+does without them where that is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from deploy.records import mcperf
+from deploy.records.recorder import (
+    INTERVALS_FILE,
+    LOAD_FILE,
+    MEMCACHED,
+    PAGE_FILE,
+    PICTURE_FILE,
+    REPORT_FILE,
+    Event,
+    read_events,
+    scenario_of,
+    started_at_s,
+)
+from deploy.records.terminal import complain
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import Scenario
+
+TEMPLATES = Path(__file__).with_name("templates")
+DRAW_LIMIT_S = 120.0
+ROW_DELAY_S = 1.0
+"""How long after an interval's end the load prints its row, at most."""
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """
+    How a job ended.
+
+    :param exit_code: of the job; None if it never ended
+    :param start_s: when its first attempt started, since the run's start; None if it never did
+    :param end_s: when it was done or given up; None if it was neither
+    :param paused_s: how long it was paused, a pause that the run's end has ended included
+    :param retries: attempts after the first
+    """
+
+    exit_code: int | None
+    start_s: float | None
+    end_s: float | None
+    paused_s: float
+    retries: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """
+    What the loop itself cost: its process, without guardian and probe, which have their own.
+
+    After a resume it is the process that went on; what its predecessors cost is not known.
+
+    :param period_ms: polling period
+    :param overruns: polls that came late
+    :param cpu_pct: CPU use of the process since it began [% of one vCPU]
+    :param rss_mib: the most memory it had resident
+    """
+
+    period_ms: float
+    overruns: int
+    cpu_pct: float
+    rss_mib: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    A run's figures, but for latency.
+
+    Times and jobs are the whole run's. Changes and overruled decisions are counted from the last
+    resume on, as is the loop's cost: a loop that was killed takes its counts with it.
+
+    :param policy: who decided
+    :param lasted_s: when the run ended, since its start
+    :param jobs: how each job ended
+    :param actuations: changes made, since the last resume
+    :param overruled: decisions that the regulator changed, since the last resume
+    :param loop: what the loop cost
+    :param restored: whether the machine is as it was found
+    """
+
+    policy: str
+    lasted_s: float
+    jobs: Mapping[str, JobOutcome]
+    actuations: int
+    overruled: int
+    loop: Loop
+    restored: bool
+
+    @property
+    def finished(self) -> bool:
+        """Whether every job is done or given up."""
+        return all(job.end_s is not None for job in self.jobs.values())
+
+    @property
+    def window_s(self) -> tuple[float, float]:
+        """
+        From the first job's start to the last job's end, since the run's start; maybe empty.
+
+        A job that never ended counts to the run's end.
+        """
+        starts = [job.start_s for job in self.jobs.values() if job.start_s is not None]
+        ends = [self.lasted_s if job.end_s is None else job.end_s for job in self.jobs.values()]
+        return (min(starts), max(ends)) if starts else (0.0, 0.0)
+
+
+def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> list[float]:
+    """
+    From each rise of the load that memcached was given vCPUs for, to the moment it had them.
+
+    The load rises where an interval starts that asks for more than the one before. Rows without a
+    target, which the run wrote itself, do not say when that was: they give no times.
+
+    :param events: the log
+    :param intervals: the load, `start_s` and `end_s` counted from the run's start
+    """
+    moves = [event for event in events if event.job == MEMCACHED and event.cores]
+    grown_s = [
+        after.time_s for before, after in pairwise(moves) if len(after.cores) > len(before.cores)
+    ]
+    found = []
+    for before, after in pairwise(intervals):
+        if after.target_qps > before.target_qps:
+            late_s = [time_s for time_s in grown_s if after.start_s <= time_s < after.end_s]
+            found += [1e3 * (time_s - after.start_s) for time_s in late_s[:1]]
+    return found
+
+
+def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
+    """
+    What the load beside a run has measured, `start_s` and `end_s` counted from the run's start.
+
+    :param folder: of the run's records
+    :param until_s: the interval of this moment is waited for, but not much longer than it lasts;
+        rows without a target are the run's own, and complete
+    """
+    rows = _load_rows(folder)
+    length_s = rows[-1].end_s - rows[-1].start_s if rows else 0.0
+    give_up_s = time.monotonic() + length_s + ROW_DELAY_S
+    foreign = bool(rows) and not math.isnan(rows[-1].target_qps)
+    while foreign and rows[-1].end_s < until_s and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+        rows = _load_rows(folder)
+    return rows
+
+
+def _load_rows(folder: Path) -> list[mcperf.Row]:
+    try:
+        lines = (folder / LOAD_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    start_s = started_at_s(folder)
+    return [
+        replace(row, start_s=row.start_s - start_s, end_s=row.end_s - start_s)
+        for row in mcperf.read_rows(lines)
+        if not math.isnan(row.start_s)
+    ]
+
+
+def content(
+    outcome: Outcome, intervals: Sequence[mcperf.Row], events: Sequence[Event], slo_us: float
+) -> dict[str, Any]:
+    """
+    The report, ready for JSON.
+
+    An interval violates if its p95 exceeds the SLO; those that overlap the time from the first
+    job's start to the last one's end count. A run with jobs that never ended has no makespan.
+
+    :param outcome: the run's figures
+    :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :param events: the log
+    :param slo_us: the SLO
+    """
+    first_s, last_s = outcome.window_s
+    counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]
+    violations = sum(row.p95_us > slo_us for row in counted)
+    return {
+        "policy": outcome.policy,
+        "makespan_s": last_s - first_s if outcome.finished else None,
+        "jobs": {name: asdict(job) for name, job in outcome.jobs.items()},
+        "violation_ratio": violations / len(counted) if counted else None,
+        "p95_us": [row.p95_us for row in counted],
+        "actuations": outcome.actuations,
+        "overruled": outcome.overruled,
+        "reaction_ms": _percentiles(reactions_ms(events, intervals)),
+        "loop": asdict(outcome.loop),
+        "restored": outcome.restored,
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    ordered = sorted(values)
+    return {
+        name: mcperf.percentile(ordered, rank) if ordered else None
+        for name, rank in (("p50", 50.0), ("p99", 99.0))
+    }
+
+
+def write(
+    folder: Path,
+    scenario: Scenario,
+    outcome: Outcome,
+    intervals: Sequence[mcperf.Row],
+    illustrated: bool = True,
+) -> dict[str, Any]:
+    """
+    Write everything.
+
+    :param folder: of the run's records; everything goes there
+    :param scenario: the problem
+    :param outcome: the run's figures
+    :param intervals: latency, `start_s` and `end_s` counted from the run's start
+    :param illustrated: whether to draw pictures and a page, which takes seconds
+    :return: what `report.json` holds
+    :raises OSError: if the disk refuses it
+    """
+    report = content(outcome, intervals, read_events(folder), scenario.service.slo_us)
+    text = json.dumps(report, indent=2, allow_nan=False)
+    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    with (folder / INTERVALS_FILE).open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("start_s", "end_s", "target_qps", "qps", "p95_us"))
+        for row in intervals:
+            times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
+            table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
+    if illustrated:
+        illustrate(folder, scenario, report)
+    return report
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """
+    What `report.json` holds.
+
+    :param folder: what `write` wrote to
+    :raises InputError: if there is none
+    """
+    path = folder / REPORT_FILE
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no finished run ({type(error).__name__})") from error
+    return report
+
+
+def read_intervals(folder: Path) -> list[mcperf.Row]:
+    """
+    The measurement intervals of a finished run.
+
+    :param folder: what `write` wrote to
+    """
+    with (folder / INTERVALS_FILE).open(encoding="utf-8", newline="") as file:
+        return [
+            mcperf.Row(
+                *(float(row[name]) for name in ("p95_us", "qps", "target_qps", "start_s", "end_s"))
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> None:
+    """
+    Draw the pictures and write the page.
+
+    :param folder: of the run's records
+    :param scenario: the problem
+    :param report: what `report.json` holds
+    """
+    picture = ""
+    if _draw(folder):
+        picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html").render(
+        report=report,
+        scenario=scenario,
+        intervals=read_intervals(folder),
+        events=[_in_words(event) for event in read_events(folder)],
+        picture=picture,
+    )
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
+
+
+def _in_words(event: Event) -> tuple[float, str, str, str]:
+    return event.time_s, event.job, event.what, event.detail or event.arguments()
+
+
+def _draw(folder: Path) -> bool:
+    """Draw in a process of its own: the agent imports neither matplotlib nor tensorboard."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    command = [sys.executable, "-m", "training.evaluation.live_pictures", str(folder)]
+    try:
+        subprocess.run(command, check=True, timeout=DRAW_LIMIT_S, capture_output=True, text=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
+        complain(f"no pictures: {''.join(said)}")
+        return False
+    return True
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m deploy.report", description="Write the page of a finished run anew."
+    )
+    line.add_argument("folder", type=Path, help="the run's report folder")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Write the page from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    with exit_on_bad_input():
+        report = read_report(arguments.folder)
+        illustrate(arguments.folder, scenario_of(arguments.folder), report)
+    print(arguments.folder / PAGE_FILE)
+
+
+if __name__ == "__main__":
+    main()

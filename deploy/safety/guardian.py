@@ -1,0 +1,303 @@
+"""
+The guardian: a small process that makes the machine safe when the loop dies or hangs.
+
+It is forked before anything large is imported and needs the standard library alone. The loop tells
+it where the state is and then writes a beat every now and then. When the beats stop, it gives
+memcached back the vCPUs it had, lets the jobs yield to it, and lets paused jobs run: safe, and
+nothing is lost. A loop that was only late puts things right when it goes on.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deploy.records import terminal
+from deploy.safety.watchdog import Watchdog
+
+BEAT_EVERY_S = 0.1
+SILENCE_S = 0.6
+"""With this silence the guardian acts; the promise is a safe machine within 1 s."""
+
+CALL_LIMIT_S = 2.0
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+"""Pause before what failed is tried again; it doubles each time."""
+
+TRY_FOR_S = 60.0
+"""Docker may be back by then."""
+
+STOP = b"q"
+
+
+class Guardian:
+    """
+    The loop's side of the guardian.
+
+    :param pid: of the guardian
+    :param pipe: where its orders go
+    """
+
+    def __init__(self, pid: int, pipe: int):
+        self.pid = pid
+        self._pipe = pipe
+        self._beat_s = 0.0
+        self._watchdog = Watchdog()
+
+    def watch(self, state_file: Path) -> None:
+        """
+        Begin to expect beats.
+
+        :param state_file: where it finds what to make safe
+        """
+        self._write(f"{state_file}\n".encode())
+
+    def beat(self, now_s: float) -> None:
+        """Say that the loop is alive; to be called at every poll."""
+        if now_s - self._beat_s >= BEAT_EVERY_S:
+            self._beat_s = now_s
+            self._write(b".")
+            self._watchdog.beat(now_s)
+
+    def stop(self) -> None:
+        """Dismiss it: the loop has restored everything itself."""
+        self._watchdog.stopping()
+        self._write(STOP)
+        self.close()
+        os.waitpid(self.pid, 0)
+
+    def close(self) -> None:
+        """Leave to it what was not restored, if there is anything; a second time does nothing."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def _write(self, message: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._pipe, message)
+
+
+def spawn() -> Guardian:
+    """Fork the guardian; call it before threads are started and large modules imported."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(reader)
+        os.set_blocking(writer, False)
+        return Guardian(pid, writer)
+    os.close(writer)
+    try:
+        os.setsid()  # Ctrl-C is for the loop
+        _guard(reader)
+    finally:
+        os._exit(0)
+
+
+def launch() -> Guardian:
+    """Start the guardian from a process that is large or has threads, which must not fork."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "deploy.safety.guardian"]
+    orders = [(os.POSIX_SPAWN_DUP2, reader, 0)]
+    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
+    os.close(reader)
+    os.set_blocking(writer, False)
+    return Guardian(pid, writer)
+
+
+def _guard(reader: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    state_file = _first_line(reader)
+    if state_file is None:
+        return
+
+    def beats(wait_s: float) -> bool:
+        return bool(select.select([reader], [], [], wait_s)[0])
+
+    def taken_over(wait_s: float) -> bool:
+        time.sleep(wait_s)  # the kernel may still be at closing what the loop had open
+        return wait_s > 0.0 and _is_claimed(state_file)
+
+    patience_s: float | None = SILENCE_S
+    while True:
+        ready, _, _ = select.select([reader], [], [], patience_s)
+        message = os.read(reader, 4096) if ready else b""
+        if STOP in message:
+            return
+        if ready and not message:
+            _rescue("the loop is gone", state_file, taken_over)
+            return
+        if not ready:
+            _rescue("the loop is silent", state_file, beats)
+        patience_s = SILENCE_S if ready else None
+
+
+def _rescue(why: str, state_file: Path, back: Callable[[float], bool]) -> None:
+    """
+    Make the machine safe, and try for a while what cannot be done at once.
+
+    :param why: said, once all was tried
+    :param state_file: see `deploy.records.state`
+    :param back: whether a loop is back, which it is given some time for [s]
+    """
+    said: list[str] = []
+    pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S
+    while True:
+        done, faults = make_safe(state_file, lambda: back(0.0))
+        for line in (why, *done, *faults):
+            if line not in said:
+                said.append(line)
+                _say(line)
+        if not faults or time.monotonic() > give_up_s or back(pause_s):
+            return
+        pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
+
+
+def _first_line(reader: int) -> Path | None:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(reader, 1)
+        if not part or part == STOP:
+            return None
+        line += part
+    return Path(line.decode().rstrip("\n"))
+
+
+def make_safe(
+    state_file: Path, back: Callable[[], bool] = lambda: False
+) -> tuple[list[str], list[str]]:
+    """
+    Give memcached its vCPUs back, let the jobs yield to it, let paused jobs run.
+
+    :param state_file: see `deploy.records.state`
+    :param back: asked before each step; a loop that is back is left the rest to
+    :return: what was done, and what could not be, one line each
+    """
+    done: list[str] = []
+    faults: list[str] = []
+    try:
+        state = json.loads(state_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [f"nothing to make safe: {state_file}: {error}"], faults
+    for what, step in _steps(state):
+        if back():
+            break
+        try:
+            step()
+            done.append(what)
+        except (OSError, ValueError, KeyError) as error:
+            faults.append(f"not done: {what}: {error}")
+    return done, faults
+
+
+def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What takes no time comes first: Docker may hang."""
+    yield "memcached has its vCPUs back", partial(_free_service, state["service"])
+    jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
+    for name, job in jobs:
+        if job["weight_file"] or job["key"]:  # a first start that is under way has no key yet
+            yield f"{name} yields", partial(_yield, state, job)
+    for name, job in jobs:
+        if job["key"]:
+            yield f"{name} runs", partial(_resume, state, job)
+
+
+def _free_service(service: dict[str, Any] | None) -> None:
+    if service is None or _started(service["pid"]) != service["started"]:
+        return
+    had = service["affinity"]
+    for thread in _listed(f"/proc/{service['pid']}/task"):
+        cores = had.get(str(thread), had.get(str(service["pid"])))
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cores)
+
+
+def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
+    if job["weight_file"]:
+        with contextlib.suppress(FileNotFoundError):  # its group is gone
+            Path(job["weight_file"]).write_text(str(state["background"]), encoding="utf-8")
+        return
+    for pid in _processes(job):
+        with contextlib.suppress(FileNotFoundError):
+            for thread in _listed(f"/proc/{pid}/task"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
+    if state["runtime"] == "docker":
+        _unpause(state["docker"], job["key"])
+        return
+    for pid in _processes(job):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _processes(job: dict[str, Any]) -> list[int]:
+    """Those of its group; where it has none, those of its session while the first one lives."""
+    found: list[int] = []
+    if job["weight_file"]:
+        with contextlib.suppress(FileNotFoundError):
+            listed = Path(job["weight_file"]).with_name("cgroup.procs").read_text(encoding="utf-8")
+            found = [int(pid) for pid in listed.split()]
+        return found
+    leader, _, started = job["key"].partition("-")
+    if str(_started(leader)) == started:
+        for pid in _listed("/proc"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == int(leader):
+                    found.append(pid)
+    return found
+
+
+def _listed(folder: str) -> list[int]:
+    """The processes or threads that a folder of /proc lists."""
+    return [int(path.name) for path in Path(folder).iterdir() if path.name.isdigit()]
+
+
+def _unpause(url: str, container: str) -> None:
+    """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
+    request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CALL_LIMIT_S)
+        connection.connect(url.removeprefix("unix://"))
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
+    status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"
+    if status >= 400 and "not paused" not in answer and status != 404:
+        raise OSError(f"Docker: {answer.splitlines()[-1]}")
+
+
+def _started(pid: int | str) -> int:
+    """When a process started [clock ticks since boot]; -1 if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return -1
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _is_claimed(state_file: Path) -> bool:
+    """Whether another loop steers memcached by now, see `deploy.records.state.claim`."""
+    try:
+        service = json.loads(state_file.read_text(encoding="utf-8"))["service"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+            claim.connect(f"\0coretide-{service['pid']}-{service['started']}")
+    except (OSError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _say(line: str) -> None:
+    terminal.write(terminal.ERROR, f"{time.strftime('%H:%M:%S')} guardian: {line}")
+
+
+if __name__ == "__main__":
+    _guard(sys.stdin.fileno())

@@ -1,0 +1,81 @@
+"""Undoing a deployment: the machine is left as it was found, and that is read back."""
+
+import time
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+from deploy.jobs.runtimes import Runtime, RuntimeUnavailableError
+from deploy.linux import service_process
+from deploy.linux.cgroups import Hierarchy, JobGroup
+from deploy.linux.service_process import Identity
+from deploy.records.state import State, StateFolder
+
+ATTEMPTS, PAUSE_S = 5, 0.5
+
+
+def undo(
+    state: State, folder: StateFolder, runtime: Runtime, hierarchy: Hierarchy | None
+) -> list[str]:
+    """
+    Give memcached its vCPUs back, end what still runs, remove what was made.
+
+    :param state: what the loop did
+    :param folder: where its jobs left their proofs
+    :param runtime: who runs the jobs
+    :param hierarchy: where the jobs' control groups are, if any
+    :return: what could not be undone, one line each; nothing if all is as it was
+    """
+    groups = [
+        JobGroup(hierarchy, PurePosixPath(record.group), 0)
+        for record in state.jobs.values()
+        if record.group and hierarchy is not None
+    ]
+    steps: list[Callable[[], str]] = [
+        lambda: _restore_service(state),
+        lambda: _end_jobs(state, folder, runtime, groups),
+        lambda: _remove_groups(groups),
+    ]
+    return [fault for step in steps if (fault := step())]
+
+
+def _restore_service(state: State) -> str:
+    record = state.service
+    if record is None:
+        return ""
+    who = Identity(record.pid, record.started)
+    try:
+        service_process.restore(who, record.affinity)
+        now = service_process.affinities(who.pid) if service_process.is_alive(who) else {}
+    except OSError as error:
+        return f"memcached {who.pid} does not have its vCPUs back: {error}"
+    for thread, cores in now.items():
+        if cores != record.affinity.get(thread, cores):
+            return f"memcached's thread {thread} has {cores}, not {record.affinity[thread]}"
+    return ""
+
+
+def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[JobGroup]) -> str:
+    if not any(record.attempts for record in state.jobs.values()):
+        return ""
+    fault = ""
+    for _ in range(ATTEMPTS):
+        try:
+            runtime.sweep(folder.attempt_folders(), groups)
+            return ""
+        except (RuntimeUnavailableError, OSError) as error:
+            fault = f"jobs may be left: {error}"
+            time.sleep(PAUSE_S)
+    return fault
+
+
+def _remove_groups(groups: list[JobGroup]) -> str:
+    give_up_s = time.monotonic() + ATTEMPTS * PAUSE_S
+    while True:
+        for group in groups:
+            group.remove()
+        left = [group for group in groups if group.exists()]
+        if not left:
+            return ""
+        if time.monotonic() > give_up_s:
+            return f"control groups are left: {', '.join(str(group.path) for group in left)}"
+        time.sleep(0.02)  # a dying process still counts as a member for a moment

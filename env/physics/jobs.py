@@ -1,0 +1,429 @@
+"""How fast batch jobs run: who gets which share of which vCPU, and what that share is worth.
+
+Everything is an average over time. A job is described by the seconds it needs alone with one
+thread (``work_s``); its speed is how many of those seconds it gets done per second. One call
+answers three questions, in this order:
+
+1. *Where do the threads settle?* Each job wants ``demand = 1 / (s + (1 - s) / m)`` vCPUs on average
+   (Amdahl: serial fraction ``s``, ``m`` vCPUs in the parallel part). It takes free room first, a
+   vCPU with an idle sibling before one with a busy sibling; what does not fit is spread so that
+   the loads even out, as the kernel's load balancer does.
+2. *Who gets an overloaded vCPU?* A load generator of the machine's own first, which runs on the
+   last one; then memcached, except that a job of equal weight may take half; then the normal jobs,
+   then the background ones. Jobs of one weight share a vCPU as sibling
+   cgroups do: in proportion to the part of each job's weight that its threads bring there. A job
+   with a CPU quota asks for no more than that: it runs for a part of each quota period only.
+3. *What is a share worth?* A vCPU whose SMT sibling is busy runs at ``smt`` of its solo speed, in
+   proportion to how busy the sibling is, and every other job's memory traffic slows a job by
+   ``1 + sensitivity x sum(pressure x vCPUs in use)``.
+
+A core set is a bit mask. All functions are plain scalar Python compiled by numba.
+"""
+
+from env.physics.compiled import compiled, inlined
+
+JOB_FIELDS = (
+    "work_s",  # run time alone, one thread, no neighbour [s]
+    "serial_fraction",  # part of work_s that only one thread can do
+    "cores_per_thread",  # vCPUs one thread keeps busy (pipelines run more than they are told)
+    "smt",  # speed of a vCPU whose sibling is busy, relative to an idle sibling
+    "sensitivity",  # slow-down per unit of the others' memory pressure
+    "pressure",  # memory pressure per vCPU in use; canneal is 1 by definition
+    "launch_overhead_s",  # container start, unpacking and end detection [s]
+)
+WORK_S, SERIAL_FRACTION, CORES_PER_THREAD, SMT, SENSITIVITY, PRESSURE, LAUNCH_OVERHEAD_S = range(7)
+
+BACKGROUND, NORMAL = 0, 1
+
+# First entries of HOST_FIELDS (env.simulator.profile). Memory pressure of a busy memcached vCPU:
+SERVICE_PRESSURE = 0
+# The VM's batch speed relative to the profile's.
+JOB_SPEED = 1
+# How much of its sibling a vCPU that serves memcached takes, per unit of occupancy: interrupts and
+# wake-ups cost the sibling more than the requests' own time.
+SERVICE_SIBLING = 2
+# How far a job waits for its slowest thread: 0 shares work freely, 1 goes at that one's pace.
+STRAGGLING = 3
+
+# Demands settle in two rounds: the first places the jobs in turn, the second lets the early ones
+# react to the late ones.
+_ROUNDS = 2
+_NOTHING = 1e-12
+
+
+@inlined
+def _total(used, core):
+    """Sum of all jobs' shares of one vCPU."""
+    total = 0.0
+    for job in range(used.shape[0]):
+        total += used[job, core]
+    return total
+
+
+@inlined
+def _clients(core, used, client):
+    """What the load generator takes of a vCPU: it runs on the last one."""
+    return client if core == used.shape[1] - 1 else 0.0
+
+
+@inlined
+def _taken(used, core, client):
+    """What the jobs and the load generator take of a vCPU."""
+    return _total(used, core) + _clients(core, used, client)
+
+
+@inlined
+def _service_needs(service_occupancy, used, busy, client):
+    """What memcached asks for on its vCPUs together, what is free there, and what could be."""
+    wanted = 0.0
+    room = 0.0
+    width = 0.0
+    for core in range(busy.shape[0]):
+        if service_occupancy[core] > 0.0:
+            width += 1.0 - _clients(core, used, client)
+            wanted += min(1.0, service_occupancy[core])
+            room += max(0.0, 1.0 - busy[core])
+    return wanted, room, width
+
+
+@inlined
+def _service_share(core, wanted, room, width, used, busy, client):
+    """Part of one vCPU that memcached takes once its threads have moved away from batch work.
+
+    Its wake-ups go to an idle vCPU of its set while there is one, so batch work on one of two
+    vCPUs keeps nearly all of it (measured: ImaGoodFella's radix, beside memcached on vCPUs 0-1).
+    """
+    own_room = max(0.0, 1.0 - busy[core])
+    if wanted <= room:
+        return wanted * own_room / room
+    batch = 1.0 - _clients(core, used, client) - own_room
+    return own_room + (wanted - room) * batch / (width - room)
+
+
+@inlined
+def _parallel_cores(job, threads, cores, job_params, n_cores):
+    """VCPUs a job keeps busy in its parallel part: as many as its threads and its set allow."""
+    size = 0
+    for core in range(n_cores):
+        size += (cores[job] >> core) & 1
+    return min(threads[job] * job_params[job, CORES_PER_THREAD], float(size))
+
+
+@inlined
+def _demand(job, parallel, job_params):
+    """VCPUs a job keeps busy on average (Amdahl), `parallel` of them in its parallel part."""
+    serial = job_params[job, SERIAL_FRACTION]
+    return min(parallel, 1.0 / (serial + (1.0 - serial) / max(parallel, 1.0)))
+
+
+@inlined
+def _settle(job, demand, duty, layer, cores, sibling, service_occupancy, used, busy, client):
+    """Place one job's demand: free room first, quiet siblings before busy ones, then level.
+
+    `duty` is the part of the time in which all threads run: what one vCPU gets at most.
+    """
+    n_cores = used.shape[1]
+    mask = cores[job]
+    most = 0.5 if layer == NORMAL else 1.0
+    left = demand
+    visited = 0
+    while left > _NOTHING:
+        best = -1
+        best_sibling_load = 0.0
+        best_room = 0.0
+        for core in range(n_cores):
+            if (mask >> core) & 1 == 0 or (visited >> core) & 1 == 1:
+                continue
+            room = 1.0 - min(service_occupancy[core], most) - busy[core]
+            if room <= _NOTHING:
+                continue
+            load = 0.0
+            if sibling[core] >= 0:
+                load = service_occupancy[sibling[core]] + busy[sibling[core]]
+            if best < 0 or load < best_sibling_load:
+                best, best_sibling_load, best_room = core, load, room
+        if best < 0:
+            break
+        visited |= 1 << best
+        step = min(left, min(best_room, duty))
+        used[job, best] += step
+        busy[best] = _taken(used, best, client)
+        left -= step
+    # No room is left: each step lifts the least loaded vCPUs of the set to the next level.
+    while left > _NOTHING:
+        low = 1e300
+        unfilled = 0
+        for core in range(n_cores):
+            if (mask >> core) & 1 == 1 and used[job, core] < duty - _NOTHING:
+                unfilled |= 1 << core
+                low = min(low, service_occupancy[core] + busy[core])
+        if unfilled == 0:
+            break
+        lowest = 0
+        width = 0
+        step = left
+        for core in range(n_cores):
+            if (unfilled >> core) & 1 == 1:
+                load = service_occupancy[core] + busy[core]
+                if load <= low + _NOTHING:
+                    lowest |= 1 << core
+                    width += 1
+                    step = min(step, duty - used[job, core])
+                else:
+                    step = min(step, load - low)
+        step = min(step, left / width)
+        for core in range(n_cores):
+            if (lowest >> core) & 1 == 1:
+                used[job, core] += step
+                busy[core] = _taken(used, core, client)
+                left -= step
+
+
+@inlined
+def _share(core, limit, layer, running, weight, demand, used):
+    """Cut the demands on one vCPU down to its limit, as sibling cgroups of one weight share it."""
+    n_jobs = used.shape[0]
+    total = 0.0
+    for job in range(n_jobs):
+        if weight[job] == layer:
+            total += used[job, core]
+        else:  # background work gets what normal work leaves
+            limit -= used[job, core]
+    if total <= limit:
+        return
+    limit = max(limit, 0.0)
+    served = 0  # jobs whose whole demand fits: they leave their rest to the others
+    while True:
+        left = limit
+        weights = 0.0
+        for job in range(n_jobs):
+            if running[job] and weight[job] == layer:
+                if (served >> job) & 1:
+                    left -= used[job, core]
+                elif demand[job] > 0.0:
+                    weights += used[job, core] / demand[job]
+        level = max(left, 0.0) / weights if weights > 0.0 else 0.0
+        more = False
+        for job in range(n_jobs):
+            waits = running[job] and weight[job] == layer and (served >> job) & 1 == 0
+            if waits and demand[job] <= level and used[job, core] > 0.0:
+                served |= 1 << job
+                more = True
+        if not more:
+            break
+    for job in range(n_jobs):
+        waits = running[job] and weight[job] == layer and (served >> job) & 1 == 0
+        if waits and demand[job] > 0.0:
+            used[job, core] *= level / demand[job]
+
+
+@inlined
+def _others_busy(job, core, parallel, sibling, service_occupancy, host_params, used, busy):
+    """How busy memcached and the other jobs keep the sibling of one of a job's vCPUs.
+
+    A job's only thread is on one vCPU at a time: what others have of a sibling that it uses too
+    they have in the rest of the time.
+    """
+    twin = sibling[core]
+    if twin < 0:
+        return 0.0
+    others = max(0.0, busy[twin] - used[job, twin])
+    if parallel <= 1.0 and others > 0.0:
+        others = min(1.0, others / max(1.0 - used[job, twin], others))
+    return min(1.0, host_params[SERVICE_SIBLING] * service_occupancy[twin]) + others
+
+
+@inlined
+def _parallel_value(
+    job, kept, waits, parallel, sibling, service_occupancy, job_params, host_params, used, busy
+):
+    """What a job's shares of some vCPUs are worth to its parallel part, and the slowest of them.
+
+    :param kept: the vCPUs, of those it uses, as a bit mask.
+    :param waits: whether each of them has a thread that the others wait for.
+    :returns: vCPUs' worth with an idle sibling each, and the index of the slowest.
+    """
+    lost = 1.0 - job_params[job, SMT]
+    total = 0.0
+    width = 0
+    slowest = -1
+    least = 2.0
+    for core in range(used.shape[1]):
+        if (kept >> core) & 1 == 0:
+            continue
+        share = used[job, core]
+        twin = sibling[core]
+        twin_busy = _others_busy(
+            job, core, parallel, sibling, service_occupancy, host_params, used, busy
+        )
+        if parallel > 1.0 and twin >= 0 and (kept >> twin) & 1:
+            twin_busy += min(1.0, used[job, twin] / share)
+        value = share * (1.0 - lost * min(1.0, twin_busy))
+        total += value
+        width += 1
+        if value < least:
+            slowest, least = core, value
+    if waits:
+        straggling = host_params[STRAGGLING]
+        total = (1.0 - straggling) * total + straggling * width * least
+    return total, slowest
+
+
+@compiled
+def job_speeds(
+    running,
+    threads,
+    cores,
+    weight,
+    quota,
+    sibling,
+    service_occupancy,
+    job_params,
+    host_params,
+    speed,
+    used,
+    busy,
+    client=0.0,
+):
+    """Shares and speeds of all jobs under one allocation.
+
+    :param running: uint8[J], 1 for jobs that run (started, not paused, not done).
+    :param threads: int64[J], threads each job was launched with.
+    :param cores: int64[J], core set of each job as a bit mask.
+    :param weight: int64[J], ``BACKGROUND`` or ``NORMAL`` (equal to memcached's).
+    :param quota: float64[J], most CPU time each job gets [vCPUs], inf without a limit.
+    :param sibling: int64[C], SMT sibling of each vCPU or -1.
+    :param service_occupancy: float64[C], fraction of each vCPU that memcached asks for.
+    :param job_params: float64[J, len(JOB_FIELDS)].
+    :param host_params: float64[...] in the order of ``HOST_FIELDS``.
+    :param speed: float64[J], output: seconds of ``work_s`` done per second.
+    :param used: float64[J, C], output: share of each vCPU that each job keeps busy.
+    :param busy: float64[C], output: their sum over the jobs, and the load generator's.
+    :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
+    :returns: the jobs' memory pressure, the sum of pressure x vCPUs in use.
+    """
+    n_jobs, n_cores = used.shape
+    for core in range(n_cores):
+        busy[core] = _clients(core, used, client)  # from here on kept up to date with `used`
+    for job in range(n_jobs):
+        speed[job] = 0.0
+        for core in range(n_cores):
+            used[job, core] = 0.0
+        if running[job]:
+            parallel = _parallel_cores(job, threads, cores, job_params, n_cores)
+            if parallel > 0.0:
+                # `speed` carries each job's demand until the shares are known.
+                speed[job] = min(_demand(job, parallel, job_params), quota[job])
+
+    for layer in (NORMAL, BACKGROUND):
+        present = 0
+        for job in range(n_jobs):
+            if running[job] and weight[job] == layer:
+                present += 1
+        if present == 0:
+            continue
+        for turn in range(_ROUNDS if present > 1 else 1):
+            for job in range(n_jobs):
+                if running[job] and weight[job] == layer:
+                    if turn > 0:
+                        for core in range(n_cores):
+                            used[job, core] = 0.0
+                            busy[core] = _taken(used, core, client)
+                    duty = speed[job] / max(
+                        _parallel_cores(job, threads, cores, job_params, n_cores), 1.0
+                    )
+                    _settle(
+                        job,
+                        speed[job],
+                        duty,
+                        layer,
+                        cores,
+                        sibling,
+                        service_occupancy,
+                        used,
+                        busy,
+                        client,
+                    )
+        wanted, room, width = _service_needs(service_occupancy, used, busy, client)
+        for core in range(n_cores):
+            if _total(used, core) <= _NOTHING:
+                continue
+            limit = 1.0 - _clients(core, used, client)
+            if service_occupancy[core] > 0.0:
+                taken = _service_share(core, wanted, room, width, used, busy, client)
+                limit -= min(taken, 0.5) if layer == NORMAL else taken
+            _share(core, limit, layer, running, weight, speed, used)
+            busy[core] = _taken(used, core, client)
+        for job in range(n_jobs):
+            if running[job] and weight[job] == layer:
+                missing = speed[job]
+                for core in range(n_cores):
+                    missing -= used[job, core]
+                for core in range(n_cores):
+                    if missing > _NOTHING and (cores[job] >> core) & 1:
+                        free = 1.0 - busy[core]
+                        if service_occupancy[core] > 0.0:
+                            wanted, room, width = _service_needs(
+                                service_occupancy, used, busy, client
+                            )
+                            free = min(free, room - wanted)
+                        step = min(missing, min(free, 1.0 - used[job, core]))
+                        if step > 0.0:
+                            used[job, core] += step
+                            busy[core] = _taken(used, core, client)
+                            missing -= step
+
+    pressure = 0.0
+    for job in range(n_jobs):
+        for core in range(n_cores):
+            pressure += job_params[job, PRESSURE] * used[job, core]
+    service_pressure = 0.0
+    for core in range(n_cores):
+        service_pressure += host_params[SERVICE_PRESSURE] * min(1.0, service_occupancy[core])
+
+    for job in range(n_jobs):
+        if not running[job] or speed[job] <= 0.0:
+            continue
+        parallel = _parallel_cores(job, threads, cores, job_params, n_cores)
+        lost = 1.0 - job_params[job, SMT]
+        own = 0.0
+        kept = 0
+        width = 0
+        serial_value = 0.0
+        for core in range(n_cores):
+            if used[job, core] > 0.0:
+                own += used[job, core]
+                kept |= 1 << core
+                width += 1
+                # A lone thread settles on its best vCPU.
+                others_busy = _others_busy(
+                    job, core, parallel, sibling, service_occupancy, host_params, used, busy
+                )
+                serial_value = max(serial_value, 1.0 - lost * min(1.0, others_busy))
+        if own <= 0.0:
+            speed[job] = 0.0
+            continue
+        # Where each vCPU has a thread to wait for, the kernel can also leave the slowest ones out.
+        waits = threads[job] >= width
+        parallel_value = 0.0
+        while kept != 0:
+            value, slowest = _parallel_value(
+                job, kept, waits, parallel, sibling, service_occupancy, job_params, host_params,
+                used, busy,
+            )  # fmt: skip
+            parallel_value = max(parallel_value, value)
+            kept = kept & ~(1 << slowest) if waits else 0
+        demand = speed[job]
+        # The part of the time in which its quota lets it run: there it runs as it would without.
+        unthrottled = demand / _demand(job, parallel, job_params)
+        serial = job_params[job, SERIAL_FRACTION]
+        seconds = serial / serial_value
+        seconds += (
+            (1.0 - serial) * job_params[job, CORES_PER_THREAD] * own / (parallel * parallel_value)
+        )
+        # A job that gets a part of what it wants is that much slower in both its phases.
+        seconds *= max(1.0, demand / own)
+        neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
+        slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
+        speed[job] = host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
+    return pressure

@@ -1,0 +1,138 @@
+"""The kernel cache: compiled code never outlives the sources it was compiled from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+
+from env.physics.compiled import ENV_FOLDER, cache_folder, source_fingerprint
+
+SOURCES = sorted(path.relative_to(ENV_FOLDER) for path in ENV_FOLDER.rglob("*.py"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The sources of `env`, to edit."""
+    folder = tmp_path / "env"
+    shutil.copytree(ENV_FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_the_same_sources_have_the_same_fingerprint(copy: Path) -> None:
+    assert source_fingerprint(copy) == source_fingerprint()
+    (copy / "scenarios" / "another.yaml").write_text("name: another\n")
+    assert source_fingerprint(copy) == source_fingerprint()  # data reaches kernels as arrays
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_an_edit_of_any_source_changes_the_fingerprint(copy: Path, source: Path) -> None:
+    path = copy / source
+    path.write_bytes(path.read_bytes() + b"#")
+    assert source_fingerprint(copy) != source_fingerprint()
+
+
+def test_a_new_a_lost_and_a_renamed_source_change_the_fingerprint(copy: Path) -> None:
+    seen = {source_fingerprint(copy)}
+    (copy / "more.py").write_text("")
+    seen.add(source_fingerprint(copy))
+    (copy / "more.py").rename(copy / "less.py")
+    seen.add(source_fingerprint(copy))
+    (copy / "less.py").unlink()
+    (copy / "reward.py").unlink()
+    seen.add(source_fingerprint(copy))
+    assert len(seen) == 4
+
+
+def test_kernels_are_cached_under_the_fingerprint() -> None:
+    assert cache_folder().name == source_fingerprint()
+    assert Path(vars(numba.config)["CACHE_DIR"]) == cache_folder()
+
+
+FIRST_STEPS = """
+import sys
+import numpy as np
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
+
+for name in sys.argv[1:]:
+    scenario = load_scenario(name)
+    machine = SimulatedMachine(EpisodeFactory(scenario))
+    machine.begin(1, np.random.default_rng(0))
+    job = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
+    machine.apply(Allocation((0,), {scenario.job_names[0]: job}))
+    machine.advance(1.0)
+    print(name, machine.host.used.sum() > 0.3)
+"""
+
+
+def test_kernels_of_two_scenarios_do_not_mix_in_the_cache(tmp_path: Path) -> None:
+    def begin(*names: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", FIRST_STEPS, *names],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            cwd=ENV_FOLDER.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    # Each compiled by a process of its own, then both loaded by one.
+    with begin("local") as one, begin("cca-2025") as other:
+        assert one.communicate(timeout=300)[0] == "local True\n"
+        assert other.communicate(timeout=300)[0] == "cca-2025 True\n"
+    with begin("cca-2025", "local") as both:
+        assert both.communicate(timeout=300)[0] == "cca-2025 True\nlocal True\n"
+
+
+KERNEL = """
+from env import rates
+from env.physics.compiled import callable_from_kernel, compiled
+
+callable_from_kernel(rates.rate)
+
+
+@compiled
+def pay(seconds):
+    return rates.rate() * seconds
+
+
+print(pay(2.0))
+print(sum(pay.stats.cache_hits.values()))
+"""
+
+
+def test_an_edit_in_another_module_reaches_a_cached_kernel(tmp_path: Path) -> None:
+    """The trap: numba's own cache does not look into functions inlined from elsewhere."""
+    folder = tmp_path / "env"
+    (folder / "physics").mkdir(parents=True)
+    for package in (folder, folder / "physics"):
+        (package / "__init__.py").write_text("")
+    shutil.copy(ENV_FOLDER / "physics" / "compiled.py", folder / "physics")
+    (folder / "physics" / "pay.py").write_text(KERNEL)
+
+    def run(rate: float) -> list[str]:
+        (folder / "rates.py").write_text(f"def rate():\n    return {rate}\n")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "env.physics.pay"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout.split()
+
+    assert run(1.5) == ["3.0", "0"]
+    assert run(1.5) == ["3.0", "1"]  # from the cache
+    assert run(4.0) == ["8.0", "0"]

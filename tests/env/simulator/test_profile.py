@@ -1,0 +1,135 @@
+"""Profiles: reading, writing, and what a broken file says."""
+
+import numpy as np
+import pytest
+import yaml
+
+from env.physics.jobs import JOB_FIELDS
+from env.physics.service import SERVICE_FIELDS
+from env.simulator.profile import (
+    BUILT_IN,
+    HOST_FIELDS,
+    Parameter,
+    content_hash,
+    load_profile,
+    profile_names,
+    save_profile,
+)
+
+JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
+
+
+@pytest.mark.parametrize("name", ["cca-2025", "cca-2024"])
+def test_built_in_profiles(name):
+    profile = load_profile(name)
+    assert profile.name == name and profile.hash == content_hash(profile)
+    assert profile.job_array(JOBS).shape == (7, len(JOB_FIELDS))
+    assert profile.service_array().shape == (len(SERVICE_FIELDS),)
+    assert profile.host_array().shape == (len(HOST_FIELDS),)
+    for values, spreads in (
+        (profile.job_array(JOBS), profile.job_spreads(JOBS)),
+        (profile.service_array(), profile.service_spreads()),
+        (profile.host_array(), profile.host_spreads()),
+    ):
+        assert values.shape == spreads.shape
+        assert (values > 0.0).all() and np.isfinite(values).all() and (spreads >= 0.0).all()
+    assert profile.fit_error and all(error >= 0.0 for error in profile.fit_error.values())
+
+
+def test_job_rows_follow_the_given_order():
+    profile = load_profile("cca-2025")
+    swapped = profile.job_array(("vips", "blackscholes"))
+    assert (swapped == profile.job_array(JOBS)[[6, 0]]).all()
+    assert profile.job_array(()).shape == (0, len(JOB_FIELDS))
+
+
+def test_unknown_names_list_the_known_ones():
+    with pytest.raises(ValueError, match=r"known profiles: cca-2024, cca-2025, local, prm-2020"):
+        load_profile("cca-1999")
+    with pytest.raises(ValueError, match=r"no job 'doom'; known jobs: blackscholes"):
+        load_profile("cca-2025").job_array(("doom",))
+    assert profile_names() == ("cca-2024", "cca-2025", "local", "prm-2020")
+
+
+def test_saving_is_reproducible(tmp_path):
+    profile = load_profile("cca-2025")
+    save_profile(profile, tmp_path / "a.yaml")
+    save_profile(load_profile(tmp_path / "a.yaml"), tmp_path / "b.yaml")
+    assert (tmp_path / "a.yaml").read_bytes() == (tmp_path / "b.yaml").read_bytes()
+
+
+def test_what_requests_cost_may_be_left_out(tmp_path):
+    known = load_profile("cca-2025")
+    assert known.cost_array().tolist() == [1.0, 0.0, 1.0]  # the load comes from elsewhere
+    client = Parameter(value=0.5, spread=0.1, source="a test")
+    costly = known.model_copy(update={"costs": {"client_cpu": client}})
+    assert content_hash(costly) != content_hash(known)
+    save_profile(costly, tmp_path / "costly.yaml")
+    assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0]
+
+
+def broken(tmp_path, change, keep_hash=False):
+    """A copy of a built-in profile, changed in place."""
+    content = yaml.safe_load((BUILT_IN / "cca-2025.yaml").read_text())
+    change(content)
+    if not keep_hash:
+        content["hash"] = ""
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["host"].pop("sensor_noise"), "host.sensor_noise: is missing"),
+        (lambda c: c["jobs"]["vips"].pop("smt"), "jobs.vips.smt: is missing"),
+        (lambda c: c["host"].update(speed=c["host"]["job_speed"]), "host.speed: unknown field"),
+        (lambda c: c["jobs"]["vips"]["smt"].update(value=1.5), "jobs.vips.smt: value 1.5 must lie"),
+        (lambda c: c["jobs"]["vips"]["smt"].update(value=-1), "jobs.vips.smt.value"),
+        (lambda c: c["jobs"]["vips"]["smt"].update(value=float("nan")), "jobs.vips.smt.value"),
+        (lambda c: c["jobs"]["vips"]["smt"].update(spread="wide"), "jobs.vips.smt.spread"),
+        (lambda c: c.update(extra=1), "extra"),
+        (lambda c: c.pop("jobs"), "jobs"),
+        (lambda c: c.update(costs={"client": c["host"]["job_speed"]}), "costs.client: unknown"),
+    ],
+)
+def test_broken_profiles_name_file_and_field(tmp_path, change, message):
+    path = broken(tmp_path, change)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_profile(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_edited_profile_is_refused(tmp_path):
+    def change(content):
+        content["jobs"]["vips"]["work_s"]["value"] += 1.0
+
+    with pytest.raises(ValueError, match="hash: does not match"):
+        load_profile(broken(tmp_path, change, keep_hash=True))
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "a: [1\n", "\x00"])
+def test_files_that_are_no_profile(tmp_path, text):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=r"odd\.yaml: (must be a mapping|not valid YAML)"
+    ) as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_profile(tmp_path / "absent.yaml")
+
+
+def test_a_vm_of_the_fit_has_its_own_speed_and_idle_latency():
+    profile = load_profile("cca-2025")
+    name, vm = next(iter(profile.vms.items()))
+    changed = profile.on_vm(name)
+    factors = changed.service_array() / profile.service_array()
+    expected = np.ones(len(SERVICE_FIELDS))
+    expected[SERVICE_FIELDS.index("vm_speed")] = vm.speed
+    expected[SERVICE_FIELDS.index("idle_us")] = vm.idle
+    assert factors == pytest.approx(expected)
+    with pytest.raises(ValueError, match="no VM 'x'; known: "):
+        profile.on_vm("x")

@@ -1,0 +1,476 @@
+"""Fitting and replaying: known parameters come back, logs are read with care, runs are replayed.
+
+The tables here are made up: runs of a job model whose parameters are known.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from env.errors import InputError
+from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.physics.service import SERVICE_FIELDS
+from env.simulator.profile import load_profile, save_profile
+from training.calibration import fit_jobs as fitting
+from training.calibration import fit_service
+from training.calibration import validation as validation
+from training.calibration import year_profile as calibration
+from training.calibration.fit_jobs import (
+    JOBS,
+    Scaling,
+    build_states,
+    errors,
+    fit_jobs,
+    host_parameters,
+)
+from training.calibration.tables import (
+    Remark,
+    core_mask,
+    read_runs,
+    read_table,
+    summarise,
+    whole_intervals,
+)
+from training.calibration.validation import Tally, profile_physics, replay, replay_with, validate
+from training.calibration.year_profile import calibrate, check
+
+CAPACITY_QPS = (120e3, 180e3, 200e3, 200e3)
+PROFILE = load_profile("cca-2025")
+SERVER = "n2-highmem-4"
+
+
+def occupancy(qps, width):
+    return np.minimum(1.0, qps / CAPACITY_QPS[width - 1])
+
+
+def write_tables(folder: Path, runs: int = 1, group: str = "someone/else") -> Path:
+    """A folder with runs that hold every job once, two at a time."""
+    rows, intervals, events = [], [], []
+    for number in range(runs):
+        run = f"{group.split('/')[0]}-{number}"
+        rows.append((run, group, "2025-05-01T10:00:00", SERVER, "yes"))
+        for i in range(100):
+            qps = (20e3, 90e3, 60e3)[(i + number) % 3]
+            intervals.append((run, i, 10.0 * i, 10.0 * (i + 1), qps, 400.0))
+        events.append((run, 0.0, "start", "memcached", "0", 2))
+        clock = {0b0010: 5.0, 0b1100: 5.0 + number}
+        for k, job in enumerate(JOBS):
+            mask, text, threads = (0b0010, "1", 1) if k % 2 else (0b1100, "2;3", 2)
+            length = 60.0 + 20.0 * k
+            events.append((run, clock[mask], "start", job, text, threads))
+            if job == "canneal":
+                events.append((run, clock[mask] + 10.0, "pause", job, "", None))
+                events.append((run, clock[mask] + 30.0, "unpause", job, "", None))
+            events.append((run, clock[mask] + length, "end", job, "", None))
+            clock[mask] += length + 0.5
+    folder.mkdir(exist_ok=True)
+    columns = ["run", "repo", "date", "server", "valid"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "runs.csv", index=False)
+    columns = ["run", "i", "t_start_s", "t_end_s", "target_qps", "p95_us"]
+    pd.DataFrame(intervals, columns=columns).to_csv(folder / "intervals.csv", index=False)
+    columns = ["run", "t_s", "event", "job", "cores", "threads"]
+    pd.DataFrame(events, columns=columns).to_csv(folder / "events.csv", index=False)
+    return folder
+
+
+def edit(folder: Path, table: str, change) -> None:
+    """Change one table in place."""
+    path = folder / f"{table}.csv"
+    frame = pd.read_csv(path)
+    changed = change(frame)
+    (frame if changed is None else changed).to_csv(path, index=False)
+
+
+def runs_of(folder: Path):
+    return read_runs(folder, JOBS, (2025,), SERVER)
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+def test_open_replay_agrees_with_the_fit(tmp_path):
+    """Two codes, one physics. (The fit takes the mean over the logged duration, here too long.)"""
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    physics = profile_physics(PROFILE)
+    opened, _ = replay_with(run, physics, (1.0, 1.0))
+    states = build_states([run], occupancy)
+    predicted = fitting.predict(states, physics.jobs, physics.host)
+    np.testing.assert_allclose(opened.run_s, predicted, rtol=0.15)
+
+
+def test_closed_replay_chains_the_jobs(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    _, closed = replay_with(run, profile_physics(PROFILE), (1.0, 1.0))
+    for number, job in enumerate(run.jobs):
+        before = run.predecessor(job)
+        if before is not None:
+            gap = job.start_s - before.end_s
+            start = closed.end_s[number] - closed.run_s[number]
+            waited = closed.end_s[run.jobs.index(before)] + gap
+            paused = sum(b - a for a, b in job.pauses)
+            assert start - paused - 1e-6 <= waited <= start + 1e-6
+
+
+def test_pauses_stop_a_job(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    canneal = next(job for job in run.jobs if job.name == "canneal")
+    assert canneal.run_s == pytest.approx(canneal.end_s - canneal.start_s - 20.0)
+
+
+def test_more_load_never_lowers_latency_in_a_replay(tmp_path):
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    physics = profile_physics(PROFILE)
+    rows = physics.jobs[[JOBS.index(job.name) for job in run.jobs]]
+    calm = replay(run, rows, physics.host, physics.service, False).p95_us
+    busy = [150e3] * len(run.qps)
+    loaded = replay(
+        type(run)(**{**vars(run), "qps": np.array(busy)}),
+        rows,
+        physics.host,
+        physics.service,
+        False,
+    ).p95_us
+    assert (loaded >= calm - 1e-6).all() and np.isfinite(loaded).all()
+
+
+# --- fit -----------------------------------------------------------------------------------------
+
+
+def made_up(folder: Path, groups: int = 3):
+    """Runs whose durations are those of the profile's own parameters, without noise."""
+    traces = []
+    for number in range(groups):
+        tables = runs_of(write_tables(folder / str(number), 2, f"group{number}/repo"))
+        traces += list(tables.runs)
+    states = build_states(traces, occupancy)
+    truth = PROFILE.job_array(JOBS)
+    host = host_parameters({name: PROFILE.host[name].value for name in fitting.HOST_PRIORS})
+    states.measured_s[:] = fitting.predict(states, truth, host)
+    job = np.repeat(np.arange(len(JOBS)), 4)
+    threads = np.tile([1, 2, 4, 8], len(JOBS))
+    scaling = Scaling(job, threads, np.ones(len(job)))
+    scaling.seconds[:] = fitting.predict_scaling(scaling, truth, host)
+    return states, scaling, truth
+
+
+def test_known_parameters_are_found(tmp_path):
+    states, scaling, truth = made_up(tmp_path)
+    fit = fit_jobs(states, scaling)
+    assert fit.converged
+    assert np.median(np.abs(errors(states, fit))) < 0.03
+    alone = [fit.params[k, WORK_S] / truth[k, WORK_S] for k in range(len(JOBS))]
+    assert np.median(np.abs(np.array(alone) - 1.0)) < 0.1
+    assert (fit.params[:, LAUNCH_OVERHEAD_S] > 0.0).all()
+
+
+def test_a_fit_repeats_bit_for_bit(tmp_path):
+    states, scaling, _ = made_up(tmp_path)
+    one, two = fit_jobs(states, scaling), fit_jobs(states, scaling)
+    assert (one.params == two.params).all() and one.host == two.host
+
+
+def test_a_fit_on_a_bound_is_refused(tmp_path):
+    states, scaling, _ = made_up(tmp_path)
+    fit = fit_jobs(states, scaling)
+    check(fit)
+    with pytest.raises(ValueError, match=r"bound of vips\.smt: no profile written"):
+        check(type(fit)(**{**vars(fit), "at_bound": ("vips.smt",)}))
+    with pytest.raises(ValueError, match="did not converge: no profile written"):
+        check(type(fit)(**{**vars(fit), "converged": False}))
+
+
+# --- validation ----------------------------------------------------------------------------------
+
+
+def test_validation_of_unseen_runs(tmp_path):
+    report = validate(write_tables(tmp_path, 2), PROFILE)
+    assert report["runs"] == 2 and len(report["per_run"]) == 2
+    assert set(report["per_run"][0]) >= {
+        "run",
+        "makespan_measured_s",
+        "makespan_simulated_s",
+        "violations_measured",
+        "violations_simulated",
+    }
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_command_line(tmp_path):
+    folder = write_tables(tmp_path / "data")
+    out = tmp_path / "made" / "for" / "report.json"
+    save_profile(PROFILE, tmp_path / "mine.yaml")
+    arguments = ["--data", str(folder), "--profile", str(tmp_path / "mine.yaml")]
+    validation.main([*arguments, "--json", str(out), "--plots", str(tmp_path / "plots")])
+    assert json.loads(out.read_text())["profile"] == "cca-2025"
+    assert (tmp_path / "plots" / "durations.png").stat().st_size > 0
+
+
+def test_nothing_compared_is_no_figure():
+    report = Tally(800.0).report("none")
+    assert report["makespan"]["median_abs_rel_error"] is None
+    assert report["violations"]["balanced_accuracy"] is None
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def refused(program, capsys, *arguments) -> str:
+    """The one line with which a program refuses its arguments."""
+    with pytest.raises(SystemExit) as stopped:
+        program.main([str(argument) for argument in arguments])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1 and said.endswith("\n")
+    return said
+
+
+PROGRAMS = pytest.mark.parametrize(
+    ("program", "out"),
+    [(calibration, "--out"), (validation, "--json")],
+    ids=["calibrate", "validate"],
+)
+
+
+@PROGRAMS
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "events.csv").unlink(), "no table events.csv"),
+        (lambda folder: edit(folder, "runs", lambda f: f[:0]), "runs.csv: has no rows"),
+        (
+            lambda folder: edit(folder, "intervals", lambda f: f.drop(columns="p95_us")),
+            "intervals.csv: missing columns: p95_us",
+        ),
+    ],
+)
+def test_bad_tables_end_a_program_in_one_line(tmp_path, capsys, program, out, spoil, message):
+    folder = write_tables(tmp_path / "data")
+    spoil(folder)
+    target = tmp_path / "new" / "result"
+    said = refused(program, capsys, "--data", folder, "--profile", "cca-2025", out, target)
+    assert said.startswith(f"coretide: {folder}") and message in said
+    assert not target.exists()
+
+
+@PROGRAMS
+def test_bad_arguments_end_a_program_in_one_line(tmp_path, capsys, program, out):
+    folder, target = write_tables(tmp_path / "data"), tmp_path / "result"
+    good = {"--data": folder, "--profile": "cca-2025", out: target}
+    for option, value, message in (
+        ("--data", tmp_path / "nowhere", "nowhere: no such folder"),
+        ("--profile", "x", "unknown profile 'x'; known profiles: "),
+        (out, tmp_path, f"{tmp_path}: cannot be written (Is a directory)"),
+        (out, folder / "runs.csv" / "x", "cannot be written (File exists)"),
+    ):
+        given = good | {option: value}
+        assert message in refused(program, capsys, *(one for pair in given.items() for one in pair))
+    assert "required" in refused(program, capsys, "--data", folder)
+    assert not target.exists()
+
+
+def test_only_skipped_runs_are_refused_after_they_were_named(tmp_path, capsys):
+    folder = write_tables(tmp_path / "data")
+    edit(folder, "events", lambda frame: frame.replace({"job": {"vips": "doom"}}))
+    arguments = ["--data", str(folder), "--profile", "cca-2025", "--json", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        validation.main(arguments)
+    said = capsys.readouterr()
+    assert said.out == "events, run someone-0, row 15: skipped: unknown jobs: doom\n"
+    assert said.err == f"coretide: {folder}: no usable runs for profile cca-2025\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"converged": False}, "the job fit did not converge"),
+        ({"at_bound": ("vips.smt",)}, r"the job fit ended on the bound of vips.smt"),
+    ],
+)
+def test_a_fit_that_fails_writes_no_profile(tmp_path, capsys, monkeypatch, fault, message):
+    folder, target = write_tables(tmp_path / "data"), tmp_path / "profile.yaml"
+    rows = [("r", 2025, "m", job, 1, 100.0, 100.0, 0.0, "p") for job in JOBS]
+    columns = ["repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s", "path"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "job_scaling.csv", index=False)
+    service = {name: {"value": PROFILE.service[name].value} for name in SERVICE_FIELDS}
+    fitted = SimpleNamespace(service=service, excluded=())
+    monkeypatch.setattr(calibration, "scanned_occupancy", lambda *_: occupancy)
+    monkeypatch.setattr(calibration, "fit_service", lambda *_: fitted)
+    monkeypatch.setattr(calibration, "fit_jobs", lambda *a: replace(fit_jobs(*a), **fault))
+    said = refused(calibration, capsys, "--data", folder, "--profile", "cca-2025", "--out", target)
+    assert f"{message}: no profile written" in said
+    assert not target.exists()
+
+
+def write_scans(folder: Path, p95_us: float) -> None:
+    """One scan with two threads."""
+    rows = [("r", "scan.txt", 2, 1, 0, q, q, p95_us, 2025, np.nan) for q in (5e3, 1e4)]
+    columns = ["repo", "path", "threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us"]
+    columns += ["year", "cpu_util_pct"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "latency_curves.csv", index=False)
+
+
+def test_a_fit_of_memcached_that_fails_is_refused(tmp_path):
+    write_scans(tmp_path, 400.0)
+    scans = fit_service.read_scans(tmp_path, 2025, [])
+    problem = fit_service.Problem(scans, fit_service.cut((), (), 800.0))
+    x = problem.solve(3.0)
+    fit_service.check(problem, x)
+    x[fit_service.FREE.index("smt")] = 0.0
+    with pytest.raises(InputError, match=r"fit ended on the bound of smt: no profile written"):
+        fit_service.check(problem, x)
+    problem.converged = False
+    with pytest.raises(InputError, match="fit did not converge: no profile written"):
+        fit_service.check(problem, x)
+
+
+def test_points_of_a_scan_in_other_units_are_dropped_and_named(tmp_path):
+    write_scans(tmp_path, 400.0)
+    edit(tmp_path, "latency_curves", lambda frame: frame.__setitem__("p95_us", [400.0, 0.4]))
+    remarks: list[Remark] = []
+    assert len(fit_service.read_points(tmp_path, 2025, remarks)) == 1
+    dropped = "latency_curves, run scan.txt, row 1: dropped: p95 under 20 us: in ms?"
+    assert [str(remark) for remark in remarks] == [dropped]
+    write_scans(tmp_path, 0.4)
+    with pytest.raises(InputError, match="no usable scans of 2025: latency_curves, run scan"):
+        fit_service.read_points(tmp_path, 2025, [])
+    with pytest.raises(InputError, match="no scans of 2024"):
+        fit_service.read_points(tmp_path, 2024, [])
+
+
+def test_a_summary_names_the_first_row_of_three_runs():
+    remarks = [Remark("events", f"r{n}", row, "odd") for n in range(4) for row in (2 * n, 9)]
+    assert summarise(remarks, rows=True) == [
+        "events: odd: 8 times in 4 runs (r0 row 0, r1 row 2, r2 row 4, ...)"
+    ]
+    assert summarise(remarks) == ["events: odd: 8 times in 4 runs (r0, r1, r2, ...)"]
+    assert summarise(remarks[:1]) == ["events, run r0, row 0: odd"]
+
+
+def test_missing_tables_and_columns_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no table runs\.csv"):
+        runs_of(tmp_path)
+    folder = write_tables(tmp_path)
+    edit(folder, "events", lambda frame: frame.drop(columns=["t_s", "cores"]))
+    with pytest.raises(ValueError, match=r"events\.csv: missing columns: t_s, cores"):
+        runs_of(folder)
+    folder = write_tables(tmp_path)
+    edit(folder, "intervals", lambda frame: frame[:0])
+    with pytest.raises(ValueError, match=r"intervals\.csv: has no rows"):
+        runs_of(folder)
+    (folder / "runs.csv").write_text("")
+    with pytest.raises(ValueError, match=r"runs\.csv: cannot be read"):
+        runs_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "message"),
+    [
+        ("intervals", lambda f: f.__setitem__("p95_us", f.p95_us / 1e3), "more than half"),
+        ("intervals", lambda f: f.__setitem__("t_end_s", f.t_start_s - 1), "more than half"),
+        ("intervals", lambda f: f.__setitem__("t_start_s", f.t_start_s * 0.5), "overlap"),
+        ("intervals", lambda f: f.__setitem__("run", "other"), "it has no intervals"),
+        ("events", lambda f: f.__setitem__("run", "other"), "it has no events"),
+        ("events", lambda f: f.replace({"job": {"vips": "doom"}}), "unknown jobs: doom"),
+        ("events", lambda f: pd.concat([f, f]), "starts twice"),
+        ("events", lambda f: f.replace({"cores": {"2;3": "7"}}), "names vCPU 7"),
+        ("events", lambda f: f.replace({"event": {"end": "stop"}}), "no job starts and ends"),
+        ("runs", lambda f: f.__setitem__("valid", "NO: odd"), "marked not valid"),
+    ],
+)
+def test_unusable_runs_are_skipped_and_named(tmp_path, table, change, message):
+    folder = write_tables(tmp_path)
+    edit(folder, table, change)
+    tables = runs_of(folder)
+    assert not tables.runs
+    remarks = [str(remark) for remark in tables.remarks if "skipped" in remark.what]
+    assert len(remarks) == 1 and message in remarks[0] and "run someone-0" in remarks[0]
+    with pytest.raises(ValueError, match="no usable runs for profile"):
+        validate(folder, PROFILE)
+
+
+def test_odd_rows_are_dropped_and_named(tmp_path):
+    folder = write_tables(tmp_path)
+
+    def spoil(frame):
+        frame["p95_us"] = frame["p95_us"].astype(object)
+        frame.loc[3, "p95_us"] = 0.4
+        frame.loc[4, "p95_us"] = -1.0
+        frame.loc[5, "p95_us"] = "fast"
+        frame.loc[6, "t_end_s"] = 0.0
+
+    edit(folder, "intervals", spoil)
+    tables = runs_of(folder)
+    assert len(tables.runs[0].qps) == 96
+    said = [str(remark) for remark in tables.remarks]
+    assert "intervals, run someone-0, row 3: dropped: p95 under 20 us: in ms?" in said
+    assert "intervals, run someone-0, row 4: dropped: p95 is not positive" in said
+    assert "intervals, run someone-0, row 5: dropped: p95_us is not a number" in said
+    assert "intervals, run someone-0, row 6: dropped: the interval ends before it starts" in said
+
+
+@pytest.mark.parametrize(("length_s", "row"), [(0.0, 15), (30.0, 16)])
+def test_a_negative_duration_skips_the_run(tmp_path, length_s, row):
+    folder = write_tables(tmp_path)
+
+    def swap(frame):
+        vips = frame["job"] == "vips"
+        frame.loc[vips & (frame["event"] == "end"), "t_s"] = frame.loc[vips, "t_s"].min() - length_s
+
+    edit(folder, "events", swap)
+    tables = runs_of(folder)
+    assert not tables.runs
+    assert str(tables.remarks[-1]).endswith(f"row {row}: skipped: vips ends before it starts")
+
+
+def test_known_traps_are_said(tmp_path):
+    tables = runs_of(write_tables(tmp_path, group="KockaAdmiralac/CCA"))
+    assert not tables.runs[0].moves_logged
+    assert any("only memcached's main thread was moved" in remark.what for remark in tables.remarks)
+
+
+def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others():
+    """1000 s are 112 intervals of 9 s, the last one cut; the log makes them 8.93 s each."""
+    starts = np.arange(112) * 1000.27 / 112
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + 1000.27 / 112})
+    mended = whole_intervals(rows)
+    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(112) * 9.0)
+    assert mended["t_end_s"].iloc[-1] == pytest.approx(1008.0)
+
+
+@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 10.012])
+def test_other_intervals_are_as_long_as_logged(length_s):
+    starts = np.arange(90) * length_s
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + length_s})
+    pd.testing.assert_frame_equal(whole_intervals(rows), rows)
+
+
+def test_violations_are_told_apart_whatever_the_threshold():
+    """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
+    tally = Tally(800.0)
+    tally.violated = [True, True, False, False]
+    tally.simulated_us = [700.0, 900.0, 400.0, 810.0]
+    told = tally.report("none")["violations"]
+    assert told["auc"] == 0.75
+    assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
+    assert told["measured"] == told["simulated"] == 2
+
+
+def test_core_masks():
+    assert core_mask("1;2;3") == 0b1110 and core_mask("2") == 0b0100 and core_mask(1.0) == 0b0010
+    assert core_mask("9") == 0 and core_mask(float("nan")) == 0
+
+
+def test_calibration_names_what_it_lacks(tmp_path):
+    with pytest.raises(ValueError, match="unknown profile 'x'; known profiles: cca-2025, cca-2024"):
+        calibrate(tmp_path, "x")
+    with pytest.raises(ValueError, match="no table runs"):
+        calibrate(tmp_path, "cca-2025")
+    with pytest.raises(ValueError, match="no table job_scaling"):
+        calibrate(write_tables(tmp_path), "cca-2025")
+    with pytest.raises(ValueError, match="cannot be read"):
+        (tmp_path / "job_scaling.csv.gz").write_bytes(b"no gzip")
+        read_table(tmp_path, "job_scaling")

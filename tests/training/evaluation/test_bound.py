@@ -1,0 +1,162 @@
+import math
+
+import numpy as np
+import pytest
+
+import agents
+from env.allocation import JobState, Weight, mask_of
+from env.physics.jobs import SENSITIVITY
+from env.scenario import load_scenario
+from env.simulator import kernel
+from env.simulator.machine import EpisodeFactory, Variation
+from training.evaluation import comparison
+from training.evaluation.bound import LEVELS, LowerBound, bound_report, lower_bounds
+from training.evaluation.episodes import run_episodes, starts_from
+from training.evaluation.schedule_search import Search, best_schedules, general_schedule, in_turn
+
+
+@pytest.fixture(scope="module", params=["cca-2025", "cca-2024"])
+def problem(request):
+    return EpisodeFactory(load_scenario(request.param))
+
+
+@pytest.fixture(scope="module")
+def starts():
+    return starts_from(11, 4)
+
+
+def test_no_policy_beats_the_bound(problem, starts):
+    bounds = lower_bounds(problem, starts)
+    for name in ("concurrent", "shared-background", "stats-poll-packed", "parties"):
+        runs = run_episodes(agents.make(name), problem, starts)
+        for run, bound in zip(runs, bounds, strict=True):
+            assert run.makespan_s > bound
+
+
+def test_no_random_schedule_beats_the_bound(problem, starts):
+    bound = lower_bounds(problem, starts)[0]
+    rng = np.random.default_rng(5)
+    search = Search(problem, starts[:1], rng)
+    schedule = in_turn(problem.scenario, 3)
+    for _ in range(300):
+        schedule = search.neighbour(schedule)
+        makespan_s, _ = search.cost(schedule)
+        assert makespan_s > bound
+
+
+def test_no_allocation_earns_more_than_the_bound_says(problem):
+    """Random ones that the regulator lets through, each bettered for as long as that earns more."""
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    start = starts_from(1, 1)[0]
+    problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
+    host, scenario = hosts[0], problem.scenario
+    host["job_params"][:, SENSITIVITY] = 0.0  # the bound forgives memory traffic
+    bound = LowerBound(scenario, host)
+    rng = np.random.default_rng(7)
+    jobs, vcpus = scenario.jobs, scenario.machine.vcpus
+    closest = []
+    for _ in range(20):
+        # Any prices make a bound; with these the jobs earn about the same.
+        price = np.exp(rng.normal(0.0, 0.2, len(jobs))) / bound.worth
+        most = bound.earnings(price)
+        host["true_service"] = held = mask_of(
+            scenario.service.sets[rng.integers(len(scenario.service.sets))]
+        )
+        host["load_qps"] = rng.uniform(0.0, scenario.load.qps_max) * rng.random()
+        level = int(host["load_qps"] / scenario.load.qps_max * LEVELS)
+        host["true_state"] = JobState.PAUSED
+        best = 0.0
+        for _ in range(400):
+            before = host.copy()
+            job = rng.integers(len(jobs))
+            cores = rng.integers(1, 2**vcpus)
+            weight = Weight.BACKGROUND if cores & held else rng.choice(list(Weight))
+            host["true_state"][job] = rng.choice((JobState.RUNNING, JobState.PAUSED))
+            host["true_cores"][job], host["true_weight"][job] = cores, weight
+            host["threads"][job] = rng.choice(jobs[job].threads)
+            kernel.refresh(host)
+            earned = float(price @ host["speed"])
+            assert earned <= most[level] * (1.0 + 1e-9)
+            if earned < best:
+                hosts[0] = before
+            best = max(best, earned)
+        closest.append(best / most[level])
+    assert max(closest) > 0.9
+
+
+def test_a_busier_service_and_more_work_raise_the_bound(problem):
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    start = starts_from(1, 1)[0]
+    problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
+    load = problem.scenario.load
+    bound = LowerBound(problem.scenario, hosts[0])
+    calm = bound.seconds(np.full(500, load.qps_min, float), load.interval_s)
+    assert bound.seconds(np.full(500, 0.9 * load.qps_max), load.interval_s) > 1.1 * calm
+    hosts["job_params"][:, :, 0] *= 1.5
+    longer = LowerBound(problem.scenario, hosts[0])
+    assert longer.seconds(np.full(500, load.qps_min, float), load.interval_s) == pytest.approx(
+        1.5 * calm, rel=0.01
+    )
+
+
+def test_the_bound_is_the_shortest_stretch_that_earns_enough(problem):
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    for start in starts_from(3, 1):
+        problem.begin(hosts, targets, 0, start.trace_seed, start.rng())
+        bound, interval_s = LowerBound(problem.scenario, hosts[0]), 10.0
+        load = targets[0].copy()
+        load[:20] = problem.scenario.load.qps_max  # it pays to wait
+        level = (load / problem.scenario.load.qps_max * LEVELS).astype(int)
+        earned = np.append(0.0, np.cumsum(bound.earned[level.clip(max=LEVELS - 1)]) * interval_s)
+        edges = interval_s * np.arange(len(earned))
+        begins = np.linspace(0.0, np.interp(earned[-1] - 1.0, earned, edges), 50_001)
+        needed = np.interp(np.interp(begins, edges, earned) + 1.0, earned, edges) - begins
+        shortest = bound.seconds(load, interval_s)
+        assert shortest <= needed.min() + 1e-9
+        assert shortest == pytest.approx(needed.min(), abs=0.05)
+        assert shortest < needed[0] - 1.0
+
+
+def test_the_search_improves_and_its_schedule_repeats(problem, starts):
+    rng = np.random.default_rng(1)
+    search = Search(problem, starts[:1], rng)
+    first = in_turn(problem.scenario, 2)
+    makespan_s, schedule = search.anneal(first, 400)
+    assert makespan_s < search.cost(first)[0]
+    assert search.cost(schedule) == (pytest.approx(makespan_s), 0)
+
+
+def test_a_schedule_of_edits_uses_only_their_places(problem, starts):
+    _, schedule = general_schedule(problem, starts[:2], 300, np.random.default_rng(2))
+    rows = problem.table.rows
+    places = {tuple(row[2:4]) for row in rows[rows[:, 0] == 3].tolist()}
+    for row in schedule.jobs.tolist():
+        assert tuple(row[2:4]) in places and tuple(row[4:6]) in places
+
+
+def test_the_same_seed_finds_the_same(problem, starts):
+    assert best_schedules(problem, starts[:1], 60) == best_schedules(problem, starts[:1], 60)
+
+
+@pytest.mark.parametrize(("options", "schedules"), [([], 1000), (["7"], 7)])
+def test_evaluate_adds_the_bound(monkeypatch, capsys, options, schedules):
+    def found(factory, starts, evaluations):
+        assert evaluations == schedules
+        return [math.inf, 600.0]
+
+    monkeypatch.setattr("training.evaluation.bound.best_schedules", found)
+    arguments = comparison.parser().parse_args(
+        ["--policy", "shared-background", "--episodes", "2", "--bound", *options]
+    )
+    content = comparison.evaluate(arguments)
+    mean = content["policies"][0]["makespan_s"]["mean"]
+    assert content["bound"]["search_s"] == {"mean": 600.0, "found": 1, "tried": 2}
+    assert 0.5 * mean < content["bound"]["lower_s"]["mean"] < mean
+    comparison.show(content)
+    assert "no schedule beats" in capsys.readouterr().out
+
+
+def test_one_bound_does_not_fit_many_physics(problem, starts):
+    factory = EpisodeFactory(problem.scenario, problem.profile, Variation(physics=1.0))
+    with pytest.raises(ValueError, match="one physics"):
+        bound_report(factory, starts)

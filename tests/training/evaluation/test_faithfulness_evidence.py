@@ -1,0 +1,69 @@
+"""Reading what the measured runs say, on a few made-up rows."""
+
+import pandas as pd
+import pytest
+
+from env.errors import InputError
+from training.evaluation import measured_evidence as evidence
+
+
+def log(*events):
+    return pd.DataFrame(
+        [
+            {"run": "a", "t_s": t_s, "event": event, "job": job, "cores": cores}
+            for t_s, event, job, cores in events
+        ]
+    )
+
+
+def test_who_runs_on_vcpu_1():
+    events = log(
+        (0.0, "start", "radix", "1"),
+        (1.0, "start", "vips", "2;3"),
+        (5.0, "pause", "radix", None),
+        (9.0, "unpause", "radix", None),
+        (12.0, "update_cores", "radix", "3"),
+    )
+    seen = [evidence.on_vcpu_1(events, at_s) for at_s in (0.5, 6.0, 10.0, 13.0)]
+    assert seen == [True, False, True, False]
+
+
+def test_a_reaction_is_counted_from_the_interval_to_the_last_job_moved():
+    runs = pd.DataFrame(
+        [{"run": "a", "repo": evidence.GROUP_031, "valid": "yes", "interval_s": 5.0}]
+    )
+    events = log(
+        (0.0, "start", "memcached", "0"),
+        (0.5, "start", "vips", "1;2;3"),
+        (6.2, "update_cores", "memcached", "0;1"),
+        (6.3, "update_cores", "vips", "2;3"),
+        (20.0, "end", "vips", None),
+    )
+    intervals = pd.DataFrame(
+        {"run": "a", "t_start_s": [0.9, 5.0], "target_qps": [20e3, 150e3], "p95_us": [300.0, 900.0]}
+    )
+    (row,) = evidence.reactions(runs, events, intervals).itertuples(index=False)
+    assert (row.delay_s, row.jobs_s) == (pytest.approx(1.2), pytest.approx(0.1))
+    assert row.violates
+
+
+def test_what_an_interval_counts_after_a_drop():
+    intervals = pd.DataFrame(
+        {
+            "run": ["a", "a", "a", "b"],
+            "i": [0, 1, 2, 0],
+            "t_start_s": [0.0, 10.0, 20.0, 0.0],
+            "t_end_s": [10.0, 20.0, 30.0, 10.0],
+            "target_qps": [100e3, 20e3, 19e3, 1e3],
+            "achieved_qps": [100e3, 20.2e3, 19e3, 1e3],
+        }
+    )
+    found = evidence.after_drops(intervals, 0.5)
+    assert found["measured"]["count"] == 1  # neither the small step nor another run's first
+    assert found["measured"]["50%"] == pytest.approx(1.01)
+    assert found["with the lag"]["50%"] == pytest.approx(0.95 + 0.05 * 5)
+
+
+def test_a_missing_table_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"runs\.csv\.gz: cannot be read"):
+        evidence.table(tmp_path, "runs")

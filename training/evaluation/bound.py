@@ -1,0 +1,249 @@
+"""
+How short a makespan could be at best: no schedule that the regulator allows has a shorter one.
+
+The argument, with its assumptions, is in `docs/bound.md`. In short: give each job's work a price.
+Whatever runs beside whatever, the machine earns at most `earnings(load)` a second; the bound is the
+shortest stretch of the load in which that adds up to the price of all work. Any prices give a
+valid bound; a search picks good ones.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+from env.allocation import mask_of
+from env.errors import InputError
+from env.physics.jobs import (
+    CORES_PER_THREAD,
+    JOB_SPEED,
+    SENSITIVITY,
+    SERIAL_FRACTION,
+    SERVICE_PRESSURE,
+    SERVICE_SIBLING,
+    SMT,
+    WORK_S,
+)
+from env.physics.service import service_occupancy
+from env.scenario import Scenario
+from env.simulator.machine import EpisodeFactory
+from training.evaluation.episodes import Start
+from training.evaluation.schedule_search import EVALUATIONS, best_schedules
+
+FloatArray = npt.NDArray[np.float64]
+
+SEARCH = {"maxfev": 600, "xatol": 1e-3, "fatol": 1e-3}
+"""Of prices; see `scipy.optimize.minimize`."""
+
+LEVELS = 200
+"""Steps of the load at which earnings are computed; a load earns what the step below it does."""
+
+MOST_VCPUS = 8
+"""The ways to fill a machine are enumerated, which takes 2 to the number of its vCPUs."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """
+    One way to split the machine at each load level.
+
+    :param occupancy: float64[LEVELS, C], share of each vCPU that memcached asks for at least
+    :param fill: float64[LEVELS, C], share of each vCPU that batch work keeps busy
+    """
+
+    occupancy: FloatArray
+    fill: FloatArray
+
+
+class LowerBound:
+    """
+    The bound for one machine, for any load trace.
+
+    :param scenario: the problem
+    :param host: a host row of the simulator, which holds the physics
+    :raises InputError: if the machine has too many vCPUs to enumerate
+    """
+
+    def __init__(self, scenario: Scenario, host: Any):
+        self.scenario, self.host = scenario, host
+        machine, load = scenario.machine, scenario.load
+        if machine.vcpus > MOST_VCPUS:
+            raise InputError(
+                f"scenario {self.scenario.name}: the bound is computed for up to {MOST_VCPUS} "
+                f"vCPUs; this machine has {machine.vcpus}"
+            )
+        self.sibling = host["batch_sibling"]
+        self.levels_qps = np.linspace(0.0, load.qps_max, LEVELS, endpoint=False)
+        jobs, speed = host["job_params"], host["host_params"][JOB_SPEED]
+        self.lost = 1.0 - jobs[:, SMT]
+        serial, wide = jobs[:, SERIAL_FRACTION], float(machine.vcpus)
+        demand = 1.0 / (serial + (1.0 - serial) / wide)
+        # What a share is worth, against the parallel part alone; see docs/bound.md.
+        self.worth = speed / (
+            serial * demand * jobs[:, SMT] + jobs[:, CORES_PER_THREAD] * (1.0 - serial * demand)
+        )
+        self.work_s = jobs[:, WORK_S]
+        self.sensitivity = jobs[:, SENSITIVITY]
+        self.alone_s = self.work_s * (serial + (1.0 - serial) / wide) / speed
+        self.modes = self._modes()
+        self.earned = self.earnings(self._prices())
+
+    def _prices(self) -> FloatArray:
+        """
+        Prices of a second of each job's work that make the bound large, their sum over the work 1.
+
+        They are chosen for a load that is anywhere in its range equally often.
+        """
+
+        def value(log_price: FloatArray) -> float:
+            price = np.exp(log_price)
+            likely = self.levels_qps >= self.scenario.load.qps_min
+            return float(price @ self.work_s / self.earnings(price)[likely].mean())
+
+        # Equal earnings on a vCPU whose sibling is busy are where the search begins.
+        start = -np.log(self.worth * np.maximum(1.0, 2.0 * (1.0 - self.lost)))
+        found = minimize(lambda price: -value(price), start, method="Nelder-Mead", options=SEARCH)
+        price = np.exp(found.x)
+        return np.asarray(price / (price @ self.work_s))
+
+    def seconds(self, targets: FloatArray, interval_s: float) -> float:
+        """
+        No schedule has a shorter makespan, whenever its first job starts [s].
+
+        :param targets: float64[n], the load of each interval [requests/s]
+        :param interval_s: how long each lasts [s]
+        """
+        part = targets / self.scenario.load.qps_max
+        level = np.minimum((part * LEVELS).astype(int), LEVELS - 1)
+        earned = np.append(0.0, np.cumsum(self.earned[level]) * interval_s)
+        if earned[-1] < 1.0:
+            return self.scenario.load.duration_s
+        edges = interval_s * np.arange(len(earned))
+        # A stretch that neither begins nor ends with an interval can be moved until it does one
+        # of both and is no longer than before: what it gains and loses is linear in between.
+        after = edges[earned + 1.0 <= earned[-1]]
+        before = edges[earned >= 1.0]
+        shortest = min(
+            (np.interp(np.interp(after, edges, earned) + 1.0, earned, edges) - after).min(),
+            (before - np.interp(np.interp(before, edges, earned) - 1.0, earned, edges)).min(),
+        )
+        return max(float(shortest), float(self.alone_s.max()))
+
+    def earnings(self, price: FloatArray) -> FloatArray:
+        """
+        The most that batch work can earn per second at each load level.
+
+        :param price: float64[J], of a second of each job's work
+        :return: float64[LEVELS]
+        """
+        most, host = np.zeros(LEVELS), self.host["host_params"]
+        twin = np.where(self.sibling >= 0, self.sibling, 0)
+        paired = self.sibling >= 0
+        for mode in self.modes:
+            pressure = host[SERVICE_PRESSURE] * mode.occupancy.sum(axis=1)
+            slower = 1.0 + self.sensitivity * pressure[:, None]
+            busy = mode.fill[:, twin] + np.minimum(
+                1.0, host[SERVICE_SIBLING] * mode.occupancy[:, twin]
+            )
+            busy = np.where(paired, np.minimum(busy, 1.0), 0.0)
+            # Each vCPU goes to the job that earns most there.
+            rate = (price * self.worth / slower)[:, None, :] * (1.0 - self.lost * busy[:, :, None])
+            most = np.maximum(most, (mode.fill * rate.max(axis=2)).sum(axis=1))
+        return most
+
+    def _modes(self) -> list[Mode]:
+        """Every choice of memcached's vCPUs, of those it shares, and of the vCPUs in use."""
+        n_vcpus = self.scenario.machine.vcpus
+        modes = []
+        for choice in self.scenario.service.sets:
+            sharable = choice if self.scenario.regulation.share_service_cores else ()
+            free = [vcpu for vcpu in range(n_vcpus) if vcpu not in choice]
+            for shared in subsets(sharable):
+                occupancy = self._occupancy(choice, shared)
+                room = len(choice) - occupancy.sum(axis=1)
+                # Earnings are convex in the shares, so they are largest at a corner.
+                for used in subsets(free):
+                    for order in itertools.permutations(shared):
+                        fill = np.zeros((LEVELS, n_vcpus))
+                        fill[:, list(used)] = 1.0
+                        left = room.copy()
+                        for vcpu in order:
+                            fill[:, vcpu] = np.minimum(1.0, left)
+                            left -= fill[:, vcpu]
+                        modes.append(Mode(occupancy, fill))
+        return modes
+
+    def _occupancy(self, choice: tuple[int, ...], shared: tuple[int, ...]) -> FloatArray:
+        """What memcached asks for, no batch work anywhere but on the vCPUs it shares."""
+        host = self.host
+        n_vcpus = self.scenario.machine.vcpus
+        background = np.array([float(vcpu in shared) for vcpu in range(n_vcpus)])
+        asked = [
+            service_occupancy(
+                qps, host["service_threads"], mask_of(choice), host["sibling"], background,
+                np.zeros(n_vcpus), host["service_params"],
+            )
+            for qps in self.levels_qps
+        ]  # fmt: skip
+        return np.outer(asked, [float(vcpu in choice) for vcpu in range(n_vcpus)])
+
+
+def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
+    """Every subset of a set of vCPUs."""
+    return [
+        subset for size in range(len(vcpus) + 1) for subset in itertools.combinations(vcpus, size)
+    ]
+
+
+def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float]:
+    """
+    How short a makespan can be at best, for each trace [s].
+
+    :param factory: what the episodes look like; all of one physics
+    :param starts: which episodes
+    """
+    hosts, targets = factory.new_hosts(1), factory.new_targets(1)
+    seconds = []
+    bound = None
+    for start in starts:
+        factory.begin(hosts, targets, 0, start.trace_seed, start.rng())
+        bound = bound or LowerBound(factory.scenario, hosts[0])
+        seconds.append(bound.seconds(targets[0], float(hosts[0]["interval_s"])))
+    return seconds
+
+
+def bound_report(
+    factory: EpisodeFactory,
+    starts: Sequence[Start],
+    searched: int | None = None,
+    evaluations: int = EVALUATIONS,
+) -> dict[str, Any]:
+    """
+    How far the best possible is, on average; see `docs/bound.md`.
+
+    :param factory: what the episodes look like
+    :param starts: which episodes
+    :param searched: so many of them, the first, get the search, which takes seconds each
+    :param evaluations: schedules tried on each; see
+        `training.evaluation.schedule_search.best_schedules`
+    :raises InputError: if the machine is too large for the bound, or its physics differs by episode
+    """
+    variation = factory.variation
+    if variation.physics or variation.error or variation.vm_speed:
+        raise InputError("the bound is for one physics; leave the profile as it is")
+    tried = starts[:searched]
+    searches = best_schedules(factory, tried, evaluations)
+    found = [seconds for seconds in searches if math.isfinite(seconds)]
+    return {
+        "lower_s": {"mean": float(np.mean(lower_bounds(factory, starts)))},
+        "search_s": {
+            "mean": float(np.mean(found)) if found else None,
+            "found": len(found),
+            "tried": len(tried),
+        },
+    }

@@ -1,0 +1,223 @@
+r"""
+Policies side by side in the simulator, on load traces that none of them was trained on.
+
+    python -m training.evaluate --policy threshold-groups --policy checkpoints/best.zip \
+        --scenario cca-2025 --interval 10 --episodes 50 --seed 1 --json results.json
+
+Every policy meets the same traces with the same random numbers, so that differences between
+policies are differences between policies.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import agents
+from env.commandline import OneLineParser, number, require_writable, whole_number
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import load_scenario
+from env.simulator.load import MODULUS
+from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
+from env.simulator.profile import Profile
+from training.evaluation.episodes import Run, Start, repeats_of, run_episode, starts_from
+from training.evaluation.figures import profile_report, report, show, write_json
+from training.evaluation.schedule_search import EVALUATIONS
+from training.evaluation.timeline import Recorder
+from training.profiles import read_profile
+
+__all__ = ["Start", "run_episode"]
+
+
+def parser() -> OneLineParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.evaluate",
+        description="Compare policies in the simulator on paired load traces.",
+    )
+    add = line.add_argument
+    add(
+        "--policy",
+        action="append",
+        required=True,
+        help="a shipped policy, a parameter file (.yaml) or a checkpoint (.zip); repeat it",
+    )
+    add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
+    add("--interval", type=number(0.01), help="load interval [s]; else the scenario's own")
+    add("--episodes", type=whole_number(1), help="load traces (20, with --trace-seed 1)")
+    add("--seed", type=whole_number(0), default=0, help="what the traces follow from (%(default)s)")
+    add(
+        "--trace-seed",
+        type=whole_number(1, MODULUS),
+        help="one mcperf trace instead, --episodes times",
+    )
+    add("--json", type=Path, help="write the figures here")
+    add("--plots", type=Path, help="plot each policy's first run into this folder")
+    add("--no-regulator", action="store_true", help="let policies act as they wish")
+    add("--no-probe", action="store_true", help="give no policy the latency probe it asks for")
+    add("--profile", help="fitted parameters instead of the scenario's own")
+    add(
+        "--spread",
+        type=number(0.0),
+        default=0.0,
+        help="draw each episode's physics from the profile's uncertainty, scaled by this (0)",
+    )
+    add(
+        "--error",
+        type=number(0.0),
+        default=0.0,
+        help="make every parameter wrong by this fraction, up or down at random in each episode",
+    )
+    add(
+        "--vm-speed",
+        type=number(0.0),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="draw memcached's speed on the VM from this range (the profile's is 1)",
+    )
+    for flag, what, limit in (
+        ("--least-load", "minimum", "where it is above the maximum, it is the maximum"),
+        ("--most-load", "maximum", "at most 1: observations are scaled by the scenario's"),
+    ):
+        add(
+            flag,
+            type=number(0.0),
+            nargs=2,
+            metavar=("LOW", "HIGH"),
+            help=f"draw the load's {what} from this range of factors on the scenario's; {limit}",
+        )
+    searched = (
+        "show how far the best possible is, schedules tried on each trace: %(const)s if not said"
+    )
+    add("--bound", nargs="?", type=whole_number(1), const=EVALUATIONS, metavar="N", help=searched)
+    return line
+
+
+def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Run the evaluation that the command line asks for.
+
+    :param arguments: what `parser` read
+    :raises InputError: if something in it is wrong
+    """
+    scenario = load_scenario(arguments.scenario)
+    if arguments.interval is not None:
+        scenario = scenario.with_changes(load={"interval_s": arguments.interval})
+    policies = [agents.make(name) for name in arguments.policy]
+    for policy in policies:
+        policy.reset(scenario)
+        agents.warn(policy, scenario)
+    profile = read_profile(arguments.profile or scenario.profile)
+    if arguments.error >= 1.0:
+        raise InputError(f"--error: must be below 1, not {arguments.error:g}")
+    variation = Variation(
+        physics=arguments.spread,
+        error=arguments.error,
+        vm_speed=range_of("--vm-speed", arguments.vm_speed),
+        least_load=range_of("--least-load", arguments.least_load),
+        most_load=range_of("--most-load", arguments.most_load, 1.0),
+    )
+    factory = EpisodeFactory(scenario, profile, variation)
+    machine = SimulatedMachine(factory)
+    if arguments.trace_seed is None:
+        starts = starts_from(arguments.seed, arguments.episodes or 20)
+    else:
+        starts = repeats_of(arguments.trace_seed, arguments.seed, arguments.episodes or 1)
+    regulated = not arguments.no_regulator
+    results = []
+    console = Console(stderr=True)
+    for policy in policies:
+        runs = []
+        steps = track(
+            starts,
+            policy.name,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for index, start in enumerate(steps):
+            recorder = Recorder(scenario) if index == 0 else None
+            if arguments.plots is None:
+                recorder = None
+            run = run_episode(machine, policy, start, regulated, recorder, not arguments.no_probe)
+            runs.append(run)
+            if recorder is not None:
+                plot(recorder, policy.name, runs[-1], profile, arguments.plots)
+        results.append((policy.name, runs))
+    content = report(scenario, profile, results)
+    if arguments.bound:
+        from training.evaluation.bound import bound_report  # scipy takes its time
+
+        content["bound"] = bound_report(factory, starts, evaluations=arguments.bound)
+    return content
+
+
+def range_of(
+    option: str, given: Sequence[float] | None, largest: float = math.inf
+) -> tuple[float, float] | None:
+    """
+    The range an option gives.
+
+    :param option: its name
+    :param given: its two numbers, or None where it was not given
+    :param largest: what its second number may be at most
+    :raises InputError: if they are no range of positive numbers
+    """
+    if given is None:
+        return None
+    low, high = given
+    if not 0.0 < low <= high:
+        raise InputError(f"{option}: LOW must be above 0 and at most HIGH, not {low:g} {high:g}")
+    if high > largest:
+        raise InputError(f"{option}: HIGH must be at most {largest:g}, not {high:g}")
+    return low, high
+
+
+def plot(recorder: Recorder, name: str, run: Run, profile: Profile, folder: Path) -> None:
+    """
+    Plot one run.
+
+    :param recorder: what was recorded
+    :param name: the policy's name
+    :param run: its figures
+    :param profile: the fitted parameters behind it
+    :param folder: where the picture goes
+    :raises InputError: if that cannot be written
+    """
+    from training.evaluation.plots import plot_run  # matplotlib takes its time
+
+    title = (
+        f"{name}, seed {run.seed}: makespan {run.makespan_s:.0f} s, "
+        f"violations {100 * run.violation_ratio:.1f} % "
+        f"(simulated, profile {profile.name} {profile_report(profile)['hash'][:8]})"
+    )
+    path = folder / f"{name.replace('/', '-')}-{recorder.scenario.name}-{run.seed}.png"
+    try:
+        plot_run(recorder.recording, recorder.scenario, title, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Evaluate from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    with exit_on_bad_input():
+        for path in (arguments.json, arguments.plots and arguments.plots / "picture.png"):
+            require_writable(path)
+        content = evaluate(arguments)
+        show(content)
+        if arguments.json is not None:
+            write_json(content, arguments.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

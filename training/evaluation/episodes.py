@@ -1,0 +1,155 @@
+"""Episodes of any policy in the simulator."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from agents.policy import Policy
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from training.evaluation.timeline import Recorder
+
+
+@dataclass(frozen=True)
+class Start:
+    """
+    One episode to be: its load trace and the source of everything else that is random.
+
+    :param trace_seed: mcperf's seed
+    :param entropy: with the trace seed, the seed of the episode's random numbers
+    """
+
+    trace_seed: int
+    entropy: int
+
+    def rng(self) -> np.random.Generator:
+        """A fresh source of the episode's random numbers."""
+        return np.random.default_rng([self.entropy, self.trace_seed])
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One finished episode of one policy.
+
+    :param seed: mcperf's seed
+    :param summary: see `env.simulator.machine.episode_summary`
+    :param error: why the policy was stopped, and when; empty if it was not
+    """
+
+    seed: int
+    summary: dict[str, Any]
+    error: str = ""
+
+    @property
+    def completed(self) -> bool:
+        """Whether all jobs were done before the time cap."""
+        return bool(self.summary["completed"]) and not self.error
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first job's start to the last job's end; the time cap if not completed."""
+        return float(self.summary["makespan_s"])
+
+    @property
+    def violation_ratio(self) -> float:
+        """Share of the measurement intervals in the batch window with p95 above the SLO."""
+        return float(self.summary["violation_ratio"])
+
+    @property
+    def actuations_per_min(self) -> float:
+        """Changes sent to the actuator."""
+        return 60.0 * float(self.summary["actuations"]) / max(1.0, self.makespan_s)
+
+    @property
+    def pauses_per_min(self) -> float:
+        """Pauses of the job that was paused most."""
+        most = max(int(job["pauses"]) for job in self.summary["jobs"].values())
+        return 60.0 * most / max(1.0, self.makespan_s)
+
+
+def starts_from(entropy: int, episodes: int) -> list[Start]:
+    """
+    Traces for a report.
+
+    :param entropy: the evaluation's seed
+    :param episodes: how many
+    """
+    return [Start(seed, entropy) for seed in trace_seeds(entropy, episodes, "report")]
+
+
+def repeats_of(trace_seed: int, entropy: int, episodes: int) -> list[Start]:
+    """
+    The same trace again and again, everything else drawn anew each time.
+
+    :param trace_seed: mcperf's seed
+    :param entropy: the evaluation's seed
+    :param episodes: how many
+    """
+    return [Start(trace_seed, entropy + repeat) for repeat in range(episodes)]
+
+
+def run_episode(
+    machine: SimulatedMachine,
+    policy: Policy,
+    start: Start,
+    regulated: bool = True,
+    recorder: Recorder | None = None,
+    probed: bool = True,
+) -> Run:
+    """
+    Let a policy decide until all jobs are done or the time is up.
+
+    The first decision comes at a random phase of the policy's period: nothing synchronises a
+    controller with the load. A policy that raises or wants what the machine cannot hold is
+    stopped there, and the run counts as not completed.
+
+    :param machine: where
+    :param policy: who decides
+    :param start: which episode
+    :param regulated: whether the regulator may stand in between
+    :param recorder: receives what there is to plot
+    :param probed: whether there is a latency probe for policies that ask for one
+    """
+    rng = start.rng()
+    machine.begin(start.trace_seed, rng)
+    regulator_on = regulated and policy.regulated
+    error = ""
+    try:
+        policy.reset(machine.scenario)
+        machine.probe(policy.probe_window_s if probed else 0.0)
+        advance = machine.advance if recorder is None else partial(recorder.advance, machine)
+        advance(float(rng.random()) * policy.period_s, False)
+        while not machine.over:
+            telemetry = machine.telemetry()
+            machine.apply(policy.decide(telemetry), regulator_on)
+            advance(telemetry.time_s + policy.period_s, policy.wakes)
+    except Exception as fault:
+        error = f"at {machine.host.now_s:.3f} s: {type(fault).__name__}: {fault}"
+    if recorder is not None:
+        recorder.finish(machine)
+    summary = machine.summary()
+    if error:
+        summary |= {"completed": False, "makespan_s": machine.scenario.load.duration_s}
+    return Run(start.trace_seed, summary, error)
+
+
+def run_episodes(
+    policy: Policy,
+    factory: EpisodeFactory,
+    starts: Iterable[Start],
+    regulated: bool = True,
+) -> list[Run]:
+    """
+    One run per start.
+
+    :param policy: who decides
+    :param factory: what the episodes look like
+    :param starts: which episodes
+    :param regulated: whether the regulator may stand in between
+    """
+    machine = SimulatedMachine(factory)
+    return [run_episode(machine, policy, start, regulated) for start in starts]

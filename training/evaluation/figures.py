@@ -1,0 +1,219 @@
+"""What an evaluation says: figures with their confidence, as JSON and on the terminal."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy.special import stdtrit
+
+from env.errors import InputError
+from env.scenario import Scenario
+from env.simulator.profile import Profile, content_hash
+from training.evaluation.endless_work import speed_alone, throughputs
+from training.evaluation.episodes import Run
+
+
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
+    """
+    The mean and half the width of its 95 % confidence interval (Student's t).
+
+    :param values: independent results; a single one has no interval (None)
+    """
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n < 2:
+        return mean, None
+    return mean, float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
+
+
+def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """
+    A policy's figures, ready for JSON.
+
+    :param name: what the table calls it
+    :param runs: its episodes
+    """
+    makespan, ci95 = mean_and_ci95([run.makespan_s for run in runs])
+    ratios = [run.violation_ratio for run in runs]
+    return {
+        "name": name,
+        "makespan_s": {"mean": makespan, "ci95": ci95},
+        "violation_ratio": {"mean": float(np.mean(ratios)), "max": max(ratios)},
+        "completed": sum(run.completed for run in runs),
+        "actuations_per_min": float(np.mean([run.actuations_per_min for run in runs])),
+        "most_pauses_per_min": max(run.pauses_per_min for run in runs),
+        "failures": [{"seed": run.seed, "error": run.error} for run in runs if run.error],
+        "runs": [
+            {
+                "seed": run.seed,
+                "makespan_s": run.makespan_s,
+                "violation_ratio": run.violation_ratio,
+            }
+            for run in runs
+        ],
+    }
+
+
+def profile_report(profile: Profile) -> dict[str, Any]:
+    """
+    What a simulated figure is shown with.
+
+    :param profile: the fitted parameters behind it
+    """
+    return {
+        "name": profile.name,
+        "hash": profile.hash or content_hash(profile),
+        "fit_error": dict(profile.fit_error),
+    }
+
+
+def fit_errors(profile: dict[str, Any]) -> str:
+    """
+    The errors on runs that the fit did not see, on one line; the profile's file has the rest.
+
+    :param profile: what `profile_report` made
+    """
+    shown = [
+        f"{name} {value:.3g}"
+        for name, value in profile["fit_error"].items()
+        if name.startswith("left-out") and "lookup" not in name and "known" not in name
+    ]
+    return ", ".join(shown) or "not fitted"
+
+
+def report(
+    scenario: Scenario, profile: Profile, results: Sequence[tuple[str, Sequence[Run]]]
+) -> dict[str, Any]:
+    """
+    The evaluation, ready for JSON.
+
+    :param scenario: the problem
+    :param profile: the fitted parameters behind the simulator
+    :param results: policy names with their runs
+    """
+    policies = [policy_report(name, runs) for name, runs in results]
+    if scenario.endless:
+        alone = speed_alone(scenario, profile)
+        for entry, (_, runs) in zip(policies, results, strict=True):
+            mean, ci95 = mean_and_ci95(throughputs(runs, alone))
+            entry["throughput"] = {"mean": mean, "ci95": ci95}
+    return {
+        "scenario": scenario.name,
+        "interval_s": scenario.load.interval_s,
+        "episodes": len(results[0][1]),
+        "profile": profile_report(profile),
+        "policies": policies,
+    }
+
+
+def table(content: dict[str, Any]) -> Table:
+    """
+    The report as a table for the terminal.
+
+    :param content: what `report` made
+    """
+    profile = content["profile"]
+    view = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=f"SIMULATED: {content['scenario']}, {content['interval_s']:g} s intervals, "
+        f"{content['episodes']} episode{'s' * (content['episodes'] != 1)}",
+        caption=f"Simulated, not measured. Profile {profile['name']} {profile['hash'][:12]}; "
+        f"fit error: {fit_errors(profile)}",
+    )
+    view.add_column("policy", no_wrap=True)
+    endless = any("throughput" in entry for entry in content["policies"])
+    gained = ("best-effort", "QoS met") if endless else ("makespan, s", "violations")
+    for column in (*gained, "worst", "ran" if endless else "done", "changes/min"):
+        view.add_column(column, justify="right", no_wrap=True)
+    for entry in content["policies"]:
+        view.add_row(
+            entry["name"],
+            *(_endless_cells(entry) if endless else _cells(entry)),
+            f"{entry['actuations_per_min']:.1f}",
+        )
+    return view
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    makespan, ratio = entry["makespan_s"], entry["violation_ratio"]
+    return (
+        f"{makespan['mean']:.1f}{_margin(makespan['ci95'])}",
+        f"{100 * ratio['mean']:.2f} %",
+        f"{100 * ratio['max']:.2f} %",
+        f"{entry['completed']}/{len(entry['runs'])}",
+    )
+
+
+def _endless_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Jobs that never end: their throughput, and the share of intervals within the SLO."""
+    throughput, ratio, runs = entry["throughput"], entry["violation_ratio"], len(entry["runs"])
+    margin = None if throughput["ci95"] is None else 100 * throughput["ci95"]
+    return (
+        f"{100 * throughput['mean']:.1f}{_margin(margin)} %",
+        f"{100 * (1 - ratio['mean']):.2f} %",
+        f"{100 * (1 - ratio['max']):.2f} %",
+        f"{runs - len(entry['failures'])}/{runs}",
+    )
+
+
+def _margin(ci95: float | None) -> str:
+    return "" if ci95 is None else f" ± {ci95:.1f}"
+
+
+def show(content: dict[str, Any]) -> None:
+    """
+    Print the table, and what went wrong in which episode.
+
+    :param content: what `report` made
+    """
+    console = Console()
+    console.print(table(content))
+    if "bound" in content:
+        lower, search = content["bound"]["lower_s"], content["bound"]["search_s"]
+        found = "none" if search["mean"] is None else f"{search['mean']:.1f} s"
+        console.print(
+            f"no schedule beats {lower['mean']:.1f} s; best schedule found, without a violation, "
+            f"in {search['found']} of {search['tried']} episodes: {found} (simulated)"
+        )
+    for entry in content["policies"]:
+        for line in failure_lines(entry):
+            console.print(line, style="red", markup=False, soft_wrap=True)
+
+
+def failure_lines(entry: dict[str, Any], most: int = 3) -> list[str]:
+    """
+    Which episodes a policy was stopped in, and why.
+
+    :param entry: what `policy_report` made
+    :param most: how many to name
+    """
+    failures = entry["failures"]
+    lines = [
+        f"{entry['name']}: trace seed {failure['seed']}, {failure['error']}"
+        for failure in failures[:most]
+    ]
+    if len(failures) > most:
+        lines.append(f"{entry['name']}: and {len(failures) - most} more")
+    return lines
+
+
+def write_json(content: Any, path: Path) -> None:
+    """
+    Write a report.
+
+    :param content: what to write
+    :param path: where
+    :raises InputError: if that cannot be written
+    """
+    try:
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,152 @@
+"""
+The pictures of a run on a real machine, drawn from its records, and its TensorBoard scalars.
+
+    python -m training.evaluation.live_pictures report
+
+The three plots are those of a simulated run (`training.evaluation.plots`). A process of its own,
+because the live agent imports neither matplotlib nor tensorboard.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from deploy.records.recorder import (
+    MEMCACHED,
+    PICTURE_FILE,
+    SCHEDULER,
+    Event,
+    Sample,
+    read_events,
+    read_samples,
+    scenario_of,
+    started_at_s,
+)
+from deploy.records.run_report import read_intervals, read_report
+from env.allocation import JobState
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
+from training.evaluation.plots import plot_run
+from training.evaluation.timeline import Interval, Recording, Span
+
+STATE_AFTER = {
+    "start": JobState.RUNNING,
+    "pause": JobState.PAUSED,
+    "unpause": JobState.RUNNING,
+    "end": JobState.DONE,
+}
+
+
+def recording_of(folder: Path) -> Recording:
+    """
+    A run as the plots want it.
+
+    :param folder: the run's report folder
+    """
+    samples, events = read_samples(folder), read_events(folder)
+    end_s = max([event.time_s for event in events if event.job != SCHEDULER], default=0.0)
+    moves = [(one.time_s, one.cores) for one in events if one.job == MEMCACHED and one.cores]
+    names = dict.fromkeys(event.job for event in events)
+    return Recording(
+        intervals=[
+            Interval(
+                row.start_s,
+                row.end_s,
+                row.qps if math.isnan(row.target_qps) else row.target_qps,
+                row.p95_us,
+            )
+            for row in read_intervals(folder)
+            if row.end_s > 0.0 and row.start_s < end_s
+        ],
+        # The log has memcached's moves; where it was at first is in the first sample.
+        service=[*((0.0, sample.service_cores) for sample in samples[:1]), *moves],
+        jobs={
+            name: list(_spans([event for event in events if event.job == name], end_s))
+            for name in names
+            if name not in (SCHEDULER, MEMCACHED)
+        },
+        end_s=end_s,
+    )
+
+
+def _spans(events: Sequence[Event], end_s: float) -> Iterator[Span]:
+    """A job's stretches of constant state and vCPUs, from its lines in the log."""
+    state, since_s = JobState.PENDING, 0.0
+    cores: tuple[int, ...] = ()
+    for event in [*events, Event(end_s, "end", "")]:
+        if event.what == "custom" and not event.fails:
+            continue
+        if state in (JobState.RUNNING, JobState.PAUSED) and event.time_s > since_s:
+            yield Span(since_s, event.time_s, state, cores)
+        state = JobState.PENDING if event.fails else STATE_AFTER.get(event.what, state)
+        since_s = event.time_s
+        cores = event.cores or cores
+
+
+def write_scalars(folder: Path) -> None:
+    """
+    Write a TensorBoard file: a step is a millisecond of the run.
+
+    :param folder: the run's report folder; the file goes there too
+    """
+    started_s = started_at_s(folder)
+    writer = EventFileWriter(str(folder))
+    scalars = [
+        (sample.time_s, name, value)
+        for sample in read_samples(folder)
+        for name, value in _scalars(sample)
+    ]
+    scalars += [(row.end_s, "live/p95_us", row.p95_us) for row in read_intervals(folder)]
+    for time_s, name, value in scalars:
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+        writer.add_event(
+            TensorBoardEvent(
+                wall_time=started_s + time_s, step=round(1000 * time_s), summary=summary
+            )
+        )
+    writer.close()
+
+
+def _scalars(sample: Sample) -> Iterator[tuple[str, float]]:
+    yield "live/qps", sample.qps
+    yield "live/memcached_cpu", sample.cpu_cores
+    yield "live/memcached_vcpus", float(len(sample.service_cores))
+    yield "live/jobs_running", float(sum(job.state == "running" for job in sample.jobs.values()))
+    for name, job in sample.jobs.items():
+        yield f"cpu_s/{name}", job.cpu_s
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.evaluation.live_pictures",
+        description="Draw a run on a real machine.",
+    )
+    line.add_argument("folder", type=Path, help="the run's report folder")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Draw from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    folder = parser().parse_args(argv).folder
+    with exit_on_bad_input():
+        scenario = scenario_of(folder)
+        try:
+            title = f"{read_report(folder)['policy']} on {scenario.name}"
+            plot_run(recording_of(folder), scenario, title, folder / PICTURE_FILE)
+            write_scalars(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{folder}: no finished run ({type(error).__name__})") from error
+
+
+if __name__ == "__main__":
+    main()

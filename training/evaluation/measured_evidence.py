@@ -1,0 +1,197 @@
+"""
+What the measured runs say about rows of docs/faithfulness.md that miss.
+
+    python -m training.faithfulness_evidence --data DIR
+
+Reads the tables that `training.calibrate` fits to, and prints five: the same controller on
+different days, violations by reaction, the tail of latency in overload, memcached beside a
+job of equal weight on one of its vCPUs, and what an interval counts after the load has dropped.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from env.commandline import OneLineParser
+from env.errors import InputError, exit_on_bad_input
+from training.calibration.fit_service import LOAD_LAG_S
+from training.calibration.tables import whole_intervals
+
+GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
+SLO_US = 800.0
+STUCK = ("qps8-mcperf-1", "qps8-mcperf-4")
+"""Runs of group 031 in which memcached was left on one vCPU for minutes."""
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    """
+    One of the measured tables.
+
+    :param folder: where they are
+    :param name: which
+    :raises InputError: if it cannot be read
+    """
+    path = folder / f"{name}.csv.gz"
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
+
+
+def by_day(runs: pd.DataFrame) -> pd.DataFrame:
+    """Group 031's makespan and violations by day and interval."""
+    group = runs[(runs.repo == GROUP_031) & (runs.valid == "yes")]
+    day = group.date.str[:10]
+    return group.groupby([day, group.interval_s.round()]).agg(
+        runs=("run", "size"),
+        makespan_s=("makespan_s", "mean"),
+        violations=("viol08_active", "mean"),
+    )
+
+
+def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
+    """
+    Group 031's moves of memcached from one vCPU to two in intervals of 5 to 8 s above 120K.
+
+    :return: a row per move: seconds from the interval's computed start, seconds from memcached's
+        move to the last job's, p95, and whether the interval violates
+    """
+    rows = []
+    group = runs[(runs.repo == GROUP_031) & (runs.valid == "yes") & (runs.interval_s < 8.5)]
+    for run in group.run:
+        if run.endswith(STUCK):
+            continue
+        own = events[events.run == run]
+        moves = own[(own.job == "memcached") & own.cores.notna()].sort_values("t_s")
+        widths = moves.cores.astype(str).str.count(";").to_numpy() + 1
+        grown = moves.t_s.to_numpy()[1:][np.diff(widths) > 0]
+        jobs = own[(own.event == "update_cores") & (own.job != "memcached") & (own.cores == "2;3")]
+        batch = own[own.job != "memcached"]
+        first_s, last_s = batch.t_s.min(), batch.t_s.max()
+        seen = intervals[(intervals.run == run) & intervals.t_start_s.between(first_s, last_s)]
+        for one in seen[seen.target_qps > 120e3].itertuples():
+            for at_s in grown[(grown >= one.t_start_s) & (grown < one.t_start_s + 2.5)][:1]:
+                after = jobs.t_s[(jobs.t_s > at_s) & (jobs.t_s < at_s + 4.0)]
+                rows.append(
+                    (
+                        at_s - one.t_start_s,
+                        after.max() - at_s if len(after) else 0.0,
+                        one.p95_us,
+                        one.p95_us > SLO_US,
+                    )
+                )
+    return pd.DataFrame(rows, columns=["delay_s", "jobs_s", "p95_us", "violates"])
+
+
+def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
+    """Share of requests above the SLO in intervals of 2025, by their p95."""
+    servers = runs[(runs.server == "n2-highmem-4") & (runs.interval_s >= 4)]
+    own = intervals[intervals.run.isin(servers.run)].dropna(subset=["p75_us", "p99_us"])
+    ranks = (0.50, 0.75, 0.90, 0.95, 0.99)
+    known = np.log(own[[f"p{100 * rank:.0f}_us" for rank in ranks]].to_numpy())
+    limit = np.log(SLO_US)
+    slower = [1.0 - np.interp(limit, row, ranks, left=0.5, right=0.995) for row in known]
+    steps = pd.cut(own.p95_us, [300, 500, 600, 700, 800, 900, 1100, 1300, 1500, 2000])
+    return (
+        own.assign(slower=slower)
+        .groupby(steps, observed=True)
+        .agg(
+            intervals=("slower", "size"),
+            slower=("slower", "median"),
+            p50_us=("p50_us", "median"),
+            p90_us=("p90_us", "median"),
+        )
+    )
+
+
+def beside_equal_weight(
+    runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame
+) -> pd.DataFrame:
+    """ImaGoodFella's p95 in 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none."""
+    rows = []
+    for run in runs[(runs.repo == IMAGOODFELLA) & (runs.interval_s.round() == 2)].itertuples():
+        own = events[(events.run == run.run) & ~events.job.isin(("memcached", "scheduler"))]
+        seen = intervals[
+            (intervals.run == run.run)
+            & intervals.t_start_s.between(run.first_start_s, run.last_end_s)
+        ]
+        for one in seen.itertuples():
+            there = on_vcpu_1(own, (one.t_start_s + one.t_end_s) / 2)
+            rows.append((one.target_qps, there, one.p95_us, one.p95_us > SLO_US))
+    found = pd.DataFrame(rows, columns=["target_qps", "job_there", "p95_us", "violates"])
+    steps = pd.cut(found.target_qps, [80e3, 100e3, 110e3, 120e3, 140e3, 180e3])
+    return found.groupby([steps, "job_there"], observed=True).agg(
+        intervals=("p95_us", "size"), p95_us=("p95_us", "median"), violations=("violates", "mean")
+    )
+
+
+def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
+    """
+    Intervals of 9 to 11 s whose load is less than a third of the one before.
+
+    :param intervals: of logged runs
+    :param lag_s: how long the old load would last if it moved after the interval's beginning
+    :return: quartiles of the load served over the target, measured, and as the lag would have it
+    """
+    own = intervals.sort_values(["run", "i"])
+    before = own.groupby("run")["target_qps"].shift()
+    length_s = own.t_end_s - own.t_start_s
+    dropped = (before > 3 * own.target_qps) & length_s.between(9, 11)
+    lagging = 1 + lag_s / length_s * (before / own.target_qps - 1)
+    found = pd.DataFrame({"measured": own.achieved_qps / own.target_qps, "with the lag": lagging})
+    return found[dropped].describe().loc[["count", "25%", "50%", "75%"]]
+
+
+def on_vcpu_1(events: pd.DataFrame, at_s: float) -> bool:
+    """Whether a job runs on vCPU 1 at a moment, as the log has it."""
+    running: dict[str, bool] = {}
+    cores: dict[str, str] = {}
+    for event in events[events.t_s <= at_s].sort_values("t_s").itertuples():
+        if isinstance(event.cores, str):
+            cores[event.job] = event.cores
+        if event.event in ("start", "unpause"):
+            running[event.job] = True
+        elif event.event in ("pause", "end"):
+            running[event.job] = False
+    return any(on and "1" in cores.get(job, "").split(";") for job, on in running.items())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Print the tables.
+
+    :param argv: command line, the process's own if none is given
+    """
+    line = OneLineParser(prog="python -m training.faithfulness_evidence", description=__doc__)
+    line.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    arguments = line.parse_args(argv)
+    with exit_on_bad_input():
+        runs, events, intervals = (
+            table(arguments.data, name) for name in ("runs", "events", "intervals")
+        )
+        intervals = intervals.groupby("run", group_keys=False)[list(intervals.columns)].apply(
+            whole_intervals
+        )
+        print("Group 031 by day and interval\n", by_day(runs).round(3).to_string(), sep="")
+        moves = reactions(runs, events, intervals)
+        late = pd.cut(moves.delay_s, [0, 1.0, 1.25, 1.5, 2.5])
+        slow = pd.cut(moves.jobs_s, [-0.01, 0.06, 0.5, 4.0])
+        shown = moves.groupby([late, slow], observed=True).agg(
+            moves=("p95_us", "size"), p95_us=("p95_us", "median"), violates=("violates", "mean")
+        )
+        print("\nGroup 031, 5-8 s intervals above 120K, memcached from one vCPU to two:")
+        print("by delay from the computed boundary and time until the last job had moved [s]")
+        print(shown.round(2).to_string())
+        print(f"\nShare of requests above {SLO_US:g} us, intervals of 2025 by their p95 [us]")
+        print(tails(runs, intervals).round(3).to_string())
+        print("\nImaGoodFella, 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none")
+        print(beside_equal_weight(runs, events, intervals).round(2).to_string())
+        print(f"\nServed over target after a drop, and if the load moved {LOAD_LAG_S} s late")
+        print(after_drops(intervals, LOAD_LAG_S).round(3).to_string())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

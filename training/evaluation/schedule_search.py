@@ -1,0 +1,261 @@
+"""
+The best schedule that a long search finds when it knows the whole load trace.
+
+A schedule says, for each job: after which other job it starts, with how many threads, on which
+vCPUs at which weight, and on which vCPUs once few jobs are left; and above which load memcached
+gets its largest set, ahead of time. It runs in the simulator's own kernel, regulator and random
+numbers included; simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from env.action import PLACE
+from env.allocation import JobState, Weight, mask_of
+from env.physics.compiled import compiled
+from env.scenario import Scenario
+from env.simulator import kernel
+from env.simulator.machine import EpisodeFactory
+from training.evaluation.episodes import Start
+
+IntArray = npt.NDArray[np.int64]
+
+EVALUATIONS = 1000
+"""Schedules tried on each trace, if nobody says how many."""
+
+VIOLATION_COST_S = 50.0
+"""What an interval over the SLO costs while the search goes on; its result has none."""
+
+FIRST_TEMPERATURE_S, LAST_TEMPERATURE_S = 15.0, 0.3
+LOOK_AHEAD_S = 0.2
+"""How long before a load moves memcached gets the vCPUs it will need."""
+
+RUNNING, DONE = int(JobState.RUNNING), int(JobState.DONE)
+AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
+
+
+@dataclass
+class Schedule:
+    """
+    A plan for all jobs.
+
+    :param jobs: int64[J, 6], for each job the one it waits for (-1: none), its threads, its vCPUs
+        (bit mask) and weight, and both once `late` jobs or fewer are unfinished
+    :param order: int64[J], in which jobs that may start do so; a job waits for earlier ones only
+    :param late: number of jobs
+    :param threshold_qps: load above which memcached holds its largest set
+    """
+
+    jobs: IntArray
+    order: IntArray
+    late: int
+    threshold_qps: float
+
+    def copy(self) -> "Schedule":
+        """A copy that can be changed."""
+        return Schedule(self.jobs.copy(), self.order.copy(), self.late, self.threshold_qps)
+
+
+@compiled
+def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
+    """
+    Run a schedule to its end, or to the time cap.
+
+    :param h: a host row at the start of its episode
+    :param targets: float64[n], the load trace [requests/s]
+    :param jobs: int64[J, 6], see `Schedule`
+    :param order: int64[J]
+    :param late: see `Schedule`
+    :param threshold_qps: see `Schedule`
+    :param least: memcached's smallest set, a bit mask
+    :param most: its largest set
+    """
+    h.wake_on_events = 1
+    while h.now_s < h.duration_s and not kernel.all_done(h):
+        soon = h.interval_ends_s - LOOK_AHEAD_S
+        load = h.load_qps
+        if h.now_s >= soon - 1e-9:
+            load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
+        h.wish_service = most if load > threshold_qps else least
+        unfinished = 0
+        for job in range(jobs.shape[0]):
+            if h.true_state[job] != DONE:
+                unfinished += 1
+        for position in range(order.shape[0]):
+            job = order[position]
+            before = jobs[job, AFTER]
+            if before < 0 or h.true_state[before] == DONE:
+                h.wish_state[job] = RUNNING
+            h.wish_threads[job] = jobs[job, THREADS]
+            h.wish_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
+            h.wish_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
+        kernel.apply_wish(h, True)
+        until_s = h.now_s + h.hold_s
+        if h.now_s < soon - 1e-9:
+            until_s = min(until_s, soon)
+        kernel.advance(h, targets, until_s)
+        kernel.sense(h)
+
+
+@compiled
+def run_schedule_at(hosts, b, targets, jobs, order, late, threshold_qps, least, most):
+    """`run_schedule` on host b."""
+    run_schedule(hosts[b], targets, jobs, order, late, threshold_qps, least, most)
+
+
+class Search:
+    """
+    Simulated annealing over schedules, for one episode or for several at once.
+
+    :param factory: what episodes look like
+    :param starts: which episodes; a schedule is judged by its mean over them
+    :param rng: of the search itself
+    :param as_edits: keep to the vCPU sets and weights that `env.action` can express
+    """
+
+    def __init__(
+        self,
+        factory: EpisodeFactory,
+        starts: Sequence[Start],
+        rng: np.random.Generator,
+        as_edits: bool = False,
+    ):
+        self.scenario, self.rng, self.as_edits = factory.scenario, rng, as_edits
+        self.before, self.targets = factory.new_hosts(len(starts)), factory.new_targets(len(starts))
+        for index, start in enumerate(starts):
+            factory.begin(self.before, self.targets, index, start.trace_seed, start.rng())
+        self.hosts = self.before.copy()
+        choices = self.scenario.service.core_choices
+        self.least, self.most = mask_of(choices[0]), mask_of(choices[-1])
+        rows = factory.table.rows
+        self.places = np.unique(rows[rows[:, 0] == PLACE][:, 2:4], axis=0)
+
+    def cost(self, schedule: Schedule) -> tuple[float, int]:
+        """Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done."""
+        self.hosts[:] = self.before
+        for index in range(len(self.hosts)):
+            run_schedule_at(
+                self.hosts, index, self.targets[index], schedule.jobs, schedule.order,
+                schedule.late, schedule.threshold_qps, self.least, self.most,
+            )  # fmt: skip
+        violations = int(self.hosts["violations"].sum())
+        if not (self.hosts["true_state"] == DONE).all():
+            return math.inf, violations
+        makespans = self.hosts["end_s"].max(axis=1) - self.hosts["start_s"].min(axis=1)
+        return float(makespans.mean()), violations
+
+    def anneal(self, schedule: Schedule, evaluations: int) -> tuple[float, Schedule]:
+        """
+        Improve a schedule.
+
+        :param schedule: where to begin
+        :param evaluations: schedules to try
+        :return: the best makespan without a violation [s], infinite if none was found, and how
+        """
+        violation_cost_s = VIOLATION_COST_S / len(self.hosts)
+        makespan, violations = self.cost(schedule)
+        present = makespan + violation_cost_s * violations
+        best, best_schedule = math.inf if violations else makespan, schedule
+        cooling = (LAST_TEMPERATURE_S / FIRST_TEMPERATURE_S) ** (1.0 / evaluations)
+        temperature = FIRST_TEMPERATURE_S
+        for _ in range(evaluations):
+            candidate = self.neighbour(schedule)
+            makespan, violations = self.cost(candidate)
+            price = makespan + violation_cost_s * violations
+            if price <= present or self.rng.random() < math.exp((present - price) / temperature):
+                schedule, present = candidate, price
+                if violations == 0 and makespan < best:
+                    best, best_schedule = makespan, candidate
+            temperature *= cooling
+        return best, best_schedule
+
+    def neighbour(self, schedule: Schedule) -> Schedule:
+        """A schedule that differs in one thing."""
+        rng, new = self.rng, schedule.copy()
+        n_jobs, everything = len(new.jobs), (1 << self.scenario.machine.vcpus) - 1
+        job = int(rng.integers(n_jobs))
+        what = int(rng.integers(8))
+        if what == 0:
+            first, second = rng.integers(n_jobs, size=2)
+            new.order[[first, second]] = new.order[[second, first]]
+        elif what <= 2:
+            position = int(np.flatnonzero(new.order == job)[0])
+            earlier = new.order[:position].tolist()
+            new.jobs[job, AFTER] = int(rng.choice([-1, *earlier]))
+        elif what == 3:
+            new.jobs[job, THREADS] = int(rng.choice(self.scenario.jobs[job].threads))
+        elif what in (4, 5):
+            columns = [CORES, WEIGHT] if what == 4 else [LATE_CORES, LATE_WEIGHT]
+            if self.as_edits or rng.random() < 0.7:
+                new.jobs[job, columns] = rng.choice(self.places)
+            else:
+                weight = rng.choice(np.unique(self.places[:, 1]))
+                new.jobs[job, columns] = rng.integers(1, everything + 1), weight
+        elif what == 6:
+            new.late = int(rng.integers(n_jobs))
+        else:
+            highest = self.scenario.load.qps_max
+            new.threshold_qps = 0.0 if rng.random() < 0.3 else highest * rng.random()
+        # A job waits for earlier ones only, so that no two wait for each other.
+        rank = np.argsort(new.order)
+        waits = new.jobs[:, AFTER]
+        waits[(waits >= 0) & (rank[waits] >= rank)] = -1
+        return new
+
+
+def in_turn(scenario: Scenario, at_once: int) -> Schedule:
+    """
+    Where the search begins: every job on all vCPUs, some at a time.
+
+    :param scenario: the problem
+    :param at_once: how many jobs run side by side
+    """
+    n_jobs, everything = len(scenario.jobs), (1 << scenario.machine.vcpus) - 1
+    sharing = scenario.regulation.share_service_cores
+    weight = int(Weight.BACKGROUND if sharing else Weight.NORMAL)
+    rows = [
+        (job - at_once, max(scenario.jobs[job].threads), everything, weight, everything, weight)
+        for job in range(n_jobs)
+    ]
+    jobs = np.array(rows, np.int64)
+    jobs[:, AFTER] = np.maximum(jobs[:, AFTER], -1)
+    return Schedule(jobs, np.arange(n_jobs), 0, 0.0)
+
+
+def general_schedule(
+    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int, rng: np.random.Generator
+) -> tuple[float, Schedule]:
+    """
+    One schedule for many traces, of vCPU sets and weights that edits can express.
+
+    :param factory: what the episodes look like
+    :param starts: which episodes it is made for
+    :param evaluations: schedules to try, in three runs
+    :param rng: of the search
+    :return: its mean makespan [s], infinite if every one found breaks the SLO, and the schedule
+    """
+    search = Search(factory, starts, rng, as_edits=True)
+    begins = [in_turn(factory.scenario, at_once) for at_once in (2, 3, 4)]
+    runs = [search.anneal(schedule, evaluations // len(begins)) for schedule in begins]
+    return min(runs, key=lambda run: run[0])
+
+
+def best_schedules(
+    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int = EVALUATIONS
+) -> list[float]:
+    """
+    The makespan of the best schedule found for each trace, none of its intervals over the SLO.
+
+    :param factory: what the episodes look like
+    :param starts: which episodes
+    :param evaluations: schedules tried on each, beginning from one that is good on twelve of them
+    :return: seconds; infinite where no schedule without a violation was found
+    """
+    rng = np.random.default_rng(starts[0].entropy)
+    _, known = general_schedule(factory, starts[:12], 9 * evaluations, rng)
+    searches = [Search(factory, [start], rng) for start in starts]
+    return [search.anneal(known, evaluations)[0] for search in searches]

@@ -1,0 +1,161 @@
+"""How long this machine takes to be changed and to be read: what a control loop waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import fmean, stdev
+
+import numpy as np
+
+from deploy.engines.images import STRESS_IMAGE
+from deploy.engines.memcached import Memcached
+from deploy.jobs.containers import DockerRuntime
+from deploy.jobs.runtimes import Instance, Runtime
+from deploy.linux.sensors import StatsConnection, ThreadClock
+from deploy.linux.service_process import identify, pin
+from env.allocation import Weight
+from env.scenario import Job
+from env.simulator.load import LoadTrace
+from training.machine.workbench import SOURCES, Workbench, requests_served, sleep_until
+
+STARTS = 10
+CHANGES = 5  # of each kind per start
+READINGS = 60
+NOISE_WINDOW_S = 0.25
+NOISE_WINDOWS = 12
+SETTLE_S = 0.5
+ACTUATED = Job(
+    name="actuated", image=STRESS_IMAGE, command=SOURCES["cpu"], threads=(1,), memory_mib=64
+)
+
+
+class Stopwatch:
+    """
+    Durations by name.
+
+    :param of: what was changed or read: `process`, `docker` or `service`
+    """
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Time the `with` block."""
+        begun_s = time.monotonic()
+        yield
+        self._seconds.setdefault(what, []).append(time.monotonic() - begun_s)
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row a name: median, 90 % and 99 % quantiles, number."""
+        return [
+            {
+                "of": self._of,
+                "action": what,
+                "median_s": float(np.median(seconds)),
+                "p90_s": float(np.quantile(seconds, 0.9)),
+                "p99_s": float(np.quantile(seconds, 0.99)),
+                "n": len(seconds),
+            }
+            for what, seconds in self._seconds.items()
+        ]
+
+
+def time_runtime(bench: Workbench, runtime: Runtime, watch: Stopwatch) -> None:
+    """
+    Start, move, weigh, pause and resume a job, many times.
+
+    :param bench: where
+    :param runtime: who runs the job
+    :param watch: takes the times
+    :raises RuntimeUnavailableError: if it cannot be reached
+    :raises JobFailedError: if it cannot start the job
+    """
+    with bench.job_group("actuated") as group:
+        for _ in range(STARTS):
+            attempt = bench.attempt(ACTUATED, 1, group)
+            with watch.timing("start"):
+                instance = runtime.start(attempt, tuple(range(bench.vcpus)), Weight.NORMAL)
+            try:
+                _change(bench, runtime, instance, watch)
+            finally:
+                with watch.timing("remove"):
+                    runtime.remove(instance)
+                os.close(instance.ended)
+
+
+def _change(bench: Workbench, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
+    assert instance.placement is not None
+    for k in range(CHANGES):
+        cores = (k % bench.vcpus,)
+        with watch.timing("set_cores"):
+            instance.placement.set_cores(cores)
+        with watch.timing("set_weight"):
+            instance.placement.set_weight(Weight(k % 2))
+        if isinstance(runtime, DockerRuntime):  # what controllers that know no better wait for
+            with watch.timing("update cpuset by its API"):
+                runtime.move(instance, cores)
+        with watch.timing("pause"):
+            runtime.pause(instance)
+        with watch.timing("resume"):
+            runtime.resume(instance)
+
+
+def time_service(bench: Workbench, server: Memcached, watch: Stopwatch) -> None:
+    """
+    Move memcached's threads, read its CPU time and its counters, many times.
+
+    :param bench: where
+    :param server: a running memcached
+    :param watch: takes the times
+    """
+    clock = ThreadClock(identify(server.pid), time.monotonic())
+    stats = StatsConnection(server.host, server.port)
+    try:
+        requests_served(stats)
+        for k in range(READINGS):
+            with watch.timing("pin_service"):
+                pin(server.pid, (k % bench.vcpus,))
+            with watch.timing("read_cpu"):
+                clock.read(time.monotonic())
+            with watch.timing("read_stats"):
+                requests_served(stats)
+            with watch.timing("read_vcpus"):
+                bench.clock.read()
+    finally:
+        clock.close()
+        stats.close()
+
+
+def sensor_noise(
+    bench: Workbench, server: Memcached, cores: tuple[int, ...], load_qps: float
+) -> float:
+    """
+    Relative standard deviation of memcached's CPU reading over a second of steady load.
+
+    :param bench: where
+    :param server: a running memcached
+    :param cores: its vCPUs
+    :param load_qps: the load
+    """
+    pin(server.pid, cores)
+    length_s = NOISE_WINDOWS * NOISE_WINDOW_S + 2.0 * SETTLE_S
+    client = bench.client(server, LoadTrace.explicit([int(load_qps)], length_s))
+    clock = ThreadClock(identify(server.pid), time.monotonic())
+    readings = []
+    try:
+        for k in range(NOISE_WINDOWS + 1):
+            sleep_until(client.start_s + SETTLE_S + k * NOISE_WINDOW_S)
+            readings.append(clock.read(time.monotonic()))
+    finally:
+        clock.close()
+        client.stop()
+    use = [(b.cpu_s - a.cpu_s) / (b.time_s - a.time_s) for a, b in pairwise(readings)]
+    # Independent windows average out over a second.
+    return stdev(use) / fmean(use) * math.sqrt(NOISE_WINDOW_S)

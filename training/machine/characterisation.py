@@ -1,0 +1,213 @@
+"""
+Measure a machine, explain it, and fit a profile to it.
+
+    python -m training.characterise --scenario FILE --out DIR [--quick]
+    python -m training.characterise --data DIR --out DIR
+
+The first form measures this machine: memcached alone and beside something, the jobs alone, under
+pressure and in pairs, and how long changes take. It writes the tables, a profile, a scenario with a
+load and an SLO that suit the machine, and a report. Interrupted, it goes on where it was. The
+second form analyses published tables in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from env.commandline import OneLineParser, number
+from env.errors import InputError, exit_on_bad_input
+from env.scenario import Scenario, load_scenario
+from training.analysis.findings import job_times
+from training.machine import experiment, preflight, published
+from training.machine.fit_machine import fit_machine, write_profile
+from training.machine.fit_pairs import fit_pairs
+from training.machine.machine_report import Measured, write_report
+from training.machine.measure import FULL, QUICK, Campaign, Mode, Store
+from training.machine.workbench import Workbench, workbench
+from training.profiles import read_profile
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def parser() -> OneLineParser:
+    """The command line."""
+    line = OneLineParser(
+        prog="python -m training.characterise", description=__doc__.strip().split("\n")[0]
+    )
+    add = line.add_argument
+    what = line.add_mutually_exclusive_group(required=True)
+    what.add_argument("--scenario", help="measure this machine for a scenario (name or file)")
+    what.add_argument("--data", type=Path, help="analyse a folder of published tables instead")
+    add("--out", type=Path, required=True, help="folder for tables, pictures and the report")
+    add("--quick", action="store_true", help="the essentials, in 3 minutes on 2 vCPUs")
+    add(
+        "--minutes",
+        type=number(1.0),
+        help="no rounds are added after so much time (22, --quick 2.25); larger, the same command "
+        "goes on with what is not known yet",
+    )
+    add(
+        "--factors",
+        nargs="+",
+        type=experiment.factor,
+        metavar="NAME=LOW,HIGH",
+        help="of a 2^k r experiment: threads, cores, connections or beside (without --quick: "
+        f"{' '.join(map(str, experiment.DEFAULT))})",
+    )
+    add("--despite-load", action="store_true", help="measure although the machine is busy")
+    return line
+
+
+def machine_name() -> str:
+    """The processor's name and its number of vCPUs."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return f"{len(names)} x {names[0] if names else platform.machine()}"
+
+
+def mode_of(given: argparse.Namespace) -> Mode:
+    """What the command line asks for."""
+    mode = QUICK if given.quick else FULL
+    if given.minutes is not None:
+        mode = replace(mode, limit_s=60.0 * given.minutes)
+    if given.factors is not None:
+        mode = replace(mode, factors=tuple(given.factors))
+    return mode
+
+
+def characterise(
+    scenario: Scenario, mode: Mode, out: Path, despite_load: bool
+) -> tuple[list[str], pd.DataFrame]:
+    """
+    Measure this machine, as far as that is not done, and write what follows from it.
+
+    :param scenario: what it is measured for
+    :param mode: how thoroughly
+    :param out: folder of the results
+    :param despite_load: see `training.machine.workbench.workbench`
+    :return: what was found, a sentence each, and how well
+        (`training.machine.machine_report.summarise`)
+    :raises InputError: if the machine or the folder cannot be used, or a measurement failed
+    """
+    base = read_profile(scenario.profile)
+    preflight.require(scenario)
+    experiment.require(mode.factors, scenario)
+    purpose = {
+        "machine": machine_name(),
+        "mode": mode.name,
+        "factors": list(map(str, mode.factors)),
+    }
+    store = Store(out, purpose | {"scenario": scenario.model_dump(mode="json")})
+    with workbench(out / "work", despite_load) as bench:
+        bench.require_images(scenario.jobs)
+        measure(scenario, mode, store, bench)
+    latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
+    measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
+    profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
+    profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
+    rule = write_profile(profile, scenario, latency, out)
+    lines, summary = write_report(load_scenario(out / "scenario.yaml"), profile, measured, out)
+    return [rule, *lines], summary
+
+
+def measure(scenario: Scenario, mode: Mode, store: Store, bench: Workbench) -> None:
+    """
+    Measure under a bar that shows the time left.
+
+    :param scenario: what the machine is measured for
+    :param mode: how thoroughly
+    :param store: where it goes
+    :param bench: where
+    """
+    columns = (
+        TextColumn("{task.description:28}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("starting")
+
+        def advance(seconds: float, what: str) -> None:
+            progress.update(bar, advance=seconds, description=what)
+
+        campaign = Campaign(scenario, mode, store, advance)
+        progress.update(bar, total=campaign.expected_s(bench.vcpus))
+        campaign.run(bench)
+        # It may be known well enough before the time is up.
+        progress.update(bar, total=progress.tasks[0].completed, description="measured")
+
+
+def table_of(summary: pd.DataFrame) -> Table:
+    """The margins for the terminal."""
+    view = Table(box=box.SIMPLE_HEAD, title="half the width of 95 % intervals, of the mean")
+    for name in summary.columns:
+        view.add_column(name, justify="left" if name == "measured" else "right")
+    for row in summary.itertuples(index=False):
+        view.add_row(*(f"{v:.1%}" if isinstance(v, float) else str(v) for v in row))
+    return view
+
+
+def stop(number: int, frame: object) -> NoReturn:
+    """End this program, once: a second signal must not keep it from stopping what it started."""
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Characterise from the command line.
+
+    :param argv: command line, the process's own if none is given
+    """
+    given = parser().parse_args(argv)
+    for each in STOPPING:
+        signal.signal(each, stop)
+    summary = None
+    try:
+        with exit_on_bad_input():
+            if given.data is not None:
+                lines = published.write_report(given.data, given.out)
+            else:
+                scenario = load_scenario(given.scenario)
+                try:
+                    lines, summary = characterise(
+                        scenario, mode_of(given), given.out, given.despite_load
+                    )
+                except OSError as error:
+                    raise InputError(f"measuring failed: {error}") from error
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on from {given.out}", file=sys.stderr)
+        sys.exit(130)
+    if summary is not None:
+        Console().print(table_of(summary))
+    for text in lines:
+        print(text)
+    print(f"report: {given.out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

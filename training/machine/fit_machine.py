@@ -1,0 +1,461 @@
+"""
+A profile, and a scenario, from what was measured on this machine.
+
+memcached's parameters come from the fit that `training.calibrate` uses, with its priors: sweeps of
+memcached alone take the place of the public scans, points beside batch work that of runs. A
+parameter that the measurements did not narrow down keeps its prior, and says so. Jobs follow
+Amdahl's law with the priors of `training.calibration.fit_jobs`. What is not measured at all is
+taken from the scenario's own profile, and says so.
+
+The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
+and as SLO the geometric mean of its p95 there alone and beside batch work of its own weight. Where
+a disturbed sweep shows no knee, the largest throughput stands for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+from scipy.optimize import least_squares
+
+from env.errors import InputError
+from env.physics.jobs import JOB_FIELDS
+from env.physics.service import SERVICE_FIELDS
+from env.scenario import Scenario, load_scenario
+from env.simulator.profile import Parameter, Profile, save_profile
+from training.analysis.curves import knee_qps, saturation_qps, trusted
+from training.analysis.findings import ALONE, curves
+from training.analysis.queueing import SATURATED
+from training.calibration import fit_jobs
+from training.calibration.fit_service import (
+    FREE,
+    PRIORS,
+    Intervals,
+    Problem,
+    Scans,
+    params_of,
+)
+from training.machine.measure import BACKGROUND, EQUAL
+
+FloatArray = npt.NDArray[np.float64]
+
+LOAD_OVER_KNEE = 1.15
+LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
+WAKE = 1 / 12  # the course's 15K of 180K
+APART = 1.25  # p95 beside equal-weight work over p95 alone, under which the SLO tells nothing
+SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machine
+NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
+JOB_SD = 0.03  # of ln(time) of one run of a job
+BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
+COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
+HERE = "measured here"
+#: Measured directly, on a machine that the priors' VMs say nothing about: spreads of ln(value).
+DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
+
+
+def fit_machine(
+    scenario: Scenario,
+    base: Profile,
+    latency: pd.DataFrame,
+    jobs: pd.DataFrame,
+    actuation: pd.DataFrame,
+    machine: str,
+) -> Profile:
+    """
+    Fit a profile to one machine's measurements.
+
+    :param scenario: what they were made for
+    :param base: gives what was not measured
+    :param latency: see `training.analysis.findings`; with `beside_cores`, what ran beside memcached
+        used
+    :param jobs: see `training.analysis.findings`
+    :param actuation: see `training.machine.actuation`
+    :param machine: what to call it
+    :raises InputError: if there is not enough to fit to
+    """
+    points = trusted(latency, ["threads", "cores", "beside", "target_qps"]).dropna(
+        subset=["p95_us"]
+    )
+    service, error = _service(scenario, points)
+    return Profile(
+        name=scenario.name,
+        description=f"measured on {machine}",
+        sources=(f"{HERE}: {len(points)} points of load, {len(jobs)} runs of jobs",),
+        fit_error=error,
+        siblings=tuple(scenario.machine.sibling_of(c) for c in range(scenario.machine.vcpus)),
+        service=service,
+        costs=_costs(points, service["core_capacity_qps"].value),
+        jobs={job.name: _job(job.name, jobs, base) for job in scenario.jobs},
+        host=_host(scenario, base, actuation),
+        vm_speed=Parameter(value=1.0, spread=0.05, unit="1", source="prior: one machine only"),
+    )
+
+
+def _service(
+    scenario: Scenario, points: pd.DataFrame
+) -> tuple[dict[str, Parameter], dict[str, float]]:
+    alone = points[points["beside"] == ALONE].reset_index(drop=True)
+    shared = points[points["beside"].str.endswith((f"({BACKGROUND})", f"({EQUAL})"))]
+    shared = shared[shared["beside"].str.startswith("cpu ")].reset_index(drop=True)
+    if len(alone) < 6:
+        raise InputError(f"{len(alone)} points of memcached alone; a fit takes at least 6")
+    scale = _scale(alone)
+    problem = Problem(_scans(scenario, alone, scale), _intervals(scenario, shared, scale))
+    for name, width in DIRECT.items():
+        problem.log_sd[FREE.index(name)] = width
+    x = problem.solve(PRIORS["tail_shape"].median)
+    spread = problem.spread(x)
+    params = params_of(x)
+    crowded = (alone["shares_client"] > 0).to_numpy()
+    full = alone[~crowded & (alone["achieved_qps"] < SATURATED * alone["target_qps"])]
+    use = full["cpu_util_pct"] / 100.0 / np.minimum(full["threads"], full["cores"])
+    fields: dict[str, Parameter] = {}
+    for name in SERVICE_FIELDS:
+        value, width, unit, source = float(params[SERVICE_FIELDS.index(name)]), 0.0, "1", ""
+        if name == "vm_speed":
+            source = "1 by definition"
+        elif name == "cpu_limit":
+            value = float(np.clip(use.median(), 0.1, 1.0)) if len(use) else 0.8
+            width, unit = 0.03, "vCPU"
+            source = f"{HERE}, at saturation" if len(use) else "prior: saturation not reached"
+        else:
+            prior = PRIORS[name]
+            value *= scale.of(prior.unit)
+            width, unit = float(spread[FREE.index(name)]), prior.unit
+            widest = DIRECT.get(name, prior.sd)
+            known = name != "tail_shape" and width < NARROWED * widest
+            width = width if known else widest
+            source = HERE if known else f"prior (training.calibration.fit_service): {prior.source}"
+        fields[name] = Parameter(
+            value=_digits(value), spread=_digits(width, 3), unit=unit, source=source
+        )
+    p95, capacity = problem.scan_prediction(x)
+    ratio = p95 / problem.scans.p95_us
+    errors = {"in-sample p95 alone, median": np.median(np.abs(ratio - 1.0))}
+    served = capacity[problem.scans.saturated] / problem.scans.capacity - 1.0
+    if len(served):
+        errors["in-sample capacity, worst"] = np.abs(served).max()
+    if crowded.any():
+        errors["in-sample p95 on vCPUs shared with the load, median"] = np.median(
+            np.abs(ratio[crowded] - 1.0)
+        )
+    for weight in (BACKGROUND, EQUAL):
+        rows = shared["beside"].str.endswith(f"({weight})").to_numpy()
+        if rows.any():
+            ratio = problem.interval_prediction(x) / problem.intervals.p95_us
+            errors[f"in-sample p95 beside {weight} weight, median"] = np.median(
+                np.abs(ratio[rows] - 1.0)
+            )
+    return fields, {name: _digits(float(value)) for name, value in errors.items()}
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """
+    This machine in units of the VMs that the priors were made for.
+
+    The priors know the shape of the curves, not a loopback's speed: latency and load are linear in
+    the parameters of their units, so loads and latencies are fitted as multiples of the priors'.
+
+    :param load: this machine's loads over those of the priors
+    :param latency: the same of latencies
+    """
+
+    load: float
+    latency: float
+
+    def of(self, unit: str) -> float:
+        """What a parameter of a unit is to be multiplied by."""
+        units = {"1/s": self.load, "us": self.latency, "requests": self.load * self.latency}
+        return units.get(unit, 1.0)
+
+
+def _scale(alone: pd.DataFrame) -> _Scale:
+    one = alone[alone["cores"] == alone["cores"].min()]
+    calm = one[one["target_qps"] <= 0.5 * one["target_qps"].max()]
+    return _Scale(
+        float(one["achieved_qps"].max()) / PRIORS["core_capacity_qps"].median,
+        float(calm["p95_us"].median()) / PRIORS["level_us"].median,
+    )
+
+
+def _scans(scenario: Scenario, alone: pd.DataFrame, scale: _Scale) -> Scans:
+    saturated, capacity = [], []
+    for _, scan in alone.groupby(["threads", "cores"], sort=True):
+        full = scan[scan["achieved_qps"] < SATURATED * scan["target_qps"]]
+        if len(full):
+            saturated.append(int(full.index[0]))
+            capacity.append(float(full["achieved_qps"].median()) / scale.load)
+    return Scans(
+        vm_names=("here",),
+        vm=np.zeros(len(alone), dtype=np.int64),
+        threads=alone["threads"].to_numpy(np.int64),
+        cores=alone["cores"].to_numpy(np.int64),
+        qps=alone["target_qps"].to_numpy(np.float64) / scale.load,
+        p95_us=alone["p95_us"].to_numpy(np.float64) / scale.latency,
+        speed_sd=SAME_MACHINE,
+        saturated=np.array(saturated, dtype=np.int64),
+        capacity=np.array(capacity),
+        siblings=_siblings(scenario),
+        idle_sd=SAME_MACHINE,
+        client=np.where(alone["shares_client"] > 0, alone["client_cores"].clip(0.0, 0.95), 0.0),
+    )
+
+
+def _intervals(scenario: Scenario, shared: pd.DataFrame, scale: _Scale) -> Intervals:
+    """Each point beside batch work as an interval of one state."""
+    count = len(shared)
+    width = scenario.machine.vcpus
+    own = shared["cores"].to_numpy(np.int64)
+    busy = np.array(
+        [
+            [share if c < n else 0.0 for c in range(width)]
+            for share, n in zip(
+                shared["beside_cores"].to_numpy(np.float64) / np.maximum(own, 1), own, strict=True
+            )
+        ]
+    ).reshape(-1, width)
+    background = shared["beside"].str.endswith(f"({BACKGROUND})").to_numpy()[:, None]
+    return Intervals(
+        vm_names=("here",),
+        groups=("here",),
+        vm=np.zeros(count, dtype=np.int64),
+        run=np.arange(count),
+        batch=np.ones(count, dtype=bool),
+        qps=shared["target_qps"].to_numpy(np.float64) / scale.load,
+        p95_us=shared["p95_us"].to_numpy(np.float64) / scale.latency,
+        slo_us=scenario.service.slo_us,
+        first=np.arange(count + 1),
+        duration_s=np.ones(count),
+        mask=(1 << own) - 1,
+        threads=shared["threads"].to_numpy(np.int64),
+        background=np.where(background, busy, 0.0),
+        equal=np.where(background, 0.0, busy),
+        pressure=np.zeros(count),
+        siblings=_siblings(scenario),
+    )
+
+
+def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
+    """SMT siblings with memcached's vCPUs numbered first, as they were given to it."""
+    machine = scenario.machine
+    first = list(scenario.service.core_choices[-1])
+    order = first + [c for c in range(machine.vcpus) if c not in first]
+    place = {vcpu: k for k, vcpu in enumerate(order)} | {-1: -1}
+    return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
+
+
+def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
+    """
+    CPU time of requests by the load, in powers of it: batches grow with the load and cost less.
+
+    :param points: of memcached, with what it and the load generator used
+    :param capacity_qps: of one vCPU
+    """
+    one = points[
+        (points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)
+    ]
+    # At capacity all of it is used, however requests are batched.
+    one = one[one["achieved_qps"] < BELOW * capacity_qps]
+    if len(one) < 2:
+        return {}
+    part = np.log(one["achieved_qps"].to_numpy() / capacity_qps)
+    used = np.log(one["cpu_util_pct"].to_numpy() / 100.0)
+    costs = {"service_exponent": _power(float(part @ used / (part @ part)))}
+    if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
+        exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
+        most = Parameter(
+            value=_digits(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
+        )
+        costs |= {"client_cpu": most, "client_exponent": _power(float(exponent))}
+    return costs
+
+
+def _power(value: float) -> Parameter:
+    return Parameter(
+        value=_digits(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
+    )
+
+
+def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
+    """Work and serial fraction of one job from its times alone, by Amdahl's law."""
+    alone = trusted(jobs, ["job", "threads", "beside"])
+    alone = alone[(alone["job"] == name) & (alone["beside"] == ALONE)].dropna(subset=["real_s"])
+    if alone.empty:
+        if name in base.jobs:
+            return {
+                field: parameter.model_copy(
+                    update={"source": f"prior (profile {base.name}): {parameter.source}"}
+                )
+                for field, parameter in base.jobs[name].items()
+            }
+        raise InputError(f"job {name}: did not end in time, and profile {base.name} lacks it")
+    threads = alone["threads"].to_numpy(np.float64)
+    overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
+    work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
+    prior = fit_jobs.PRIORS["serial_fraction"]
+
+    def residuals(x: FloatArray) -> FloatArray:
+        serial = np.exp(x[1])
+        predicted = x[0] + np.log(serial + (1.0 - serial) / threads)
+        errors = (predicted - work) / JOB_SD
+        return np.append(errors, (x[1] - math.log(prior.median)) / prior.sd)
+
+    start = [float(work[threads == threads.min()].mean()), math.log(prior.median)]
+    bounds = ([-7.0, math.log(prior.low)], [12.0, math.log(prior.high)])
+    found = least_squares(residuals, start, bounds=bounds, loss="soft_l1")
+    # A law that does not fit weighs little in the loss: what it misses by says how wrong it is.
+    missed = JOB_SD * np.sqrt(np.mean(residuals(found.x)[:-1] ** 2))
+    spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    many = len(set(threads)) > 1
+    values = {
+        "work_s": (math.exp(found.x[0]), max(missed, 0.02), "s", HERE),
+        "serial_fraction": (
+            math.exp(found.x[1]),
+            min(spread[1], prior.sd),
+            "1",
+            f"{HERE}, with its prior"
+            if many
+            else "prior (training.calibration.fit_jobs): one thread count",
+        ),
+        "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
+    }
+    result = {}
+    for field in JOB_FIELDS:
+        if field in values:
+            value, width, unit, source = values[field]
+        else:
+            known = fit_jobs.PRIORS[field]
+            value, width, unit = known.median, known.sd, "1"
+            source = "prior (training.calibration.fit_jobs)"
+        result[field] = Parameter(
+            value=_digits(value), spread=_digits(min(width, 3.0), 3), unit=unit, source=source
+        )
+    return result
+
+
+def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[str, Parameter]:
+    """The control paths: measured where this machine's runtime is the one that will be used."""
+    seen = actuation.set_index(["of", "action"])
+    host = {
+        field: parameter.model_copy(
+            update={"source": f"prior (profile {base.name}): {parameter.source}"}
+        )
+        for field, parameter in base.host.items()
+    }
+
+    def measured(field: str, value: float, spread: float, what: str) -> None:
+        known = host[field]
+        host[field] = Parameter(
+            value=_digits(max(value, 1e-6)),
+            spread=spread,
+            unit=known.unit,
+            source=f"{HERE}: {what}",
+        )
+
+    fast = [("process", "set_cores"), ("service", "pin_service")]
+    fast_s = float(seen.loc[fast, "median_s"].max())
+    measured("fast_latency_s", fast_s, 0.7, "cpuset file, affinity of all threads")
+    noise = float(seen.loc[("service", "sensor_noise"), "median_s"])
+    measured("sensor_noise", noise, 0.5, "CPU over 1 s")
+    # Jobs that have images will run in containers.
+    runtime = "docker" if any(job.image for job in scenario.jobs) else "process"
+    if (runtime, "start") in seen.index:
+        start_s = float(seen.loc[(runtime, "start"), "median_s"])
+        measured("container_start_s", start_s, 0.3, f"start of a {runtime} job")
+        calls = seen.loc[[(runtime, "pause"), (runtime, "resume")]]
+        for field, column in (
+            ("api_latency_median_s", "median_s"),
+            ("api_latency_p90_s", "p90_s"),
+            ("api_latency_p99_s", "p99_s"),
+        ):
+            measured(field, float(calls[column].max()), 0.3, f"pause, resume of a {runtime} job")
+    return host
+
+
+def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:
+    """
+    The largest load and the SLO that suit this machine, by the rule of this module.
+
+    :param latency: see `training.analysis.findings`
+    :param threads: memcached's worker threads
+    :return: largest load [1/s], SLO [us], and a sentence on both
+    :raises InputError: if one vCPU has no knee and was not saturated
+    """
+    own = latency[latency["threads"] == threads]
+    one = _medians(own[(own["beside"] == ALONE) & (own["cores"] == 1)])
+    knee, caution = knee_qps(one.index.to_numpy(np.float64), one.to_numpy()), ""
+    if math.isnan(knee):
+        points = curves(own.assign(source="here"))
+        points = points[(points["beside"] == ALONE) & (points["cores"] == 1)]
+        points = points.sort_values("target_qps")
+        knee = saturation_qps(points["target_qps"].to_numpy(), points["achieved_qps"].to_numpy())
+        caution = "; CAUTION: p95 shows no knee, the largest throughput stands for it"
+    if math.isnan(knee):
+        raise InputError(
+            "memcached on one vCPU has no knee and served everything that was asked for: the load "
+            "generator was the limit, or the machine was too busy; measure again on a quiet machine"
+        )
+    most = LOAD_OVER_KNEE * knee
+    alone = own[own["beside"] == ALONE].groupby("cores")
+    fast = min(_p95_us(curve, most) for _, curve in alone)
+    slow = _p95_us(own[own["beside"].str.endswith(f"({EQUAL})") & (own["cores"] == 1)], most)
+    slo_us = math.sqrt(slow * fast)
+    text = (
+        f"knee on one vCPU {knee:,.0f}/s; largest load {LOAD_OVER_KNEE:g} times that; "
+        f"p95 there {fast:,.0f} us alone and {slow:,.0f} us beside work of memcached's weight; "
+        f"SLO = their geometric mean = {slo_us:,.0f} us{caution}"
+    )
+    if slow < APART * fast:
+        text += f"; CAUTION: less than {APART:g} times apart, so the SLO hardly tells them apart"
+    return most, slo_us, text
+
+
+def _medians(curve: pd.DataFrame) -> pd.Series:
+    """p95 [us] by load: medians, because one lost moment doubles a mean."""
+    return trusted(curve, ["target_qps"]).groupby("target_qps")["p95_us"].median()
+
+
+def _p95_us(curve: pd.DataFrame, qps: float) -> float:
+    medians = _medians(curve)
+    return float(np.interp(qps, medians.index, medians))
+
+
+def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, out: Path) -> str:
+    """
+    Write `profile.yaml` and the scenario that goes with it, `scenario.yaml`.
+
+    :param profile: what was fitted
+    :param scenario: what it was derived from
+    :param latency: see `training.analysis.findings`
+    :param out: folder
+    :return: how load and SLO were chosen
+    :raises InputError: if one vCPU has no knee and was not saturated, or a file cannot be written
+    """
+    most, slo_us, text = local_load(latency, scenario.service.threads)
+    content = scenario.model_dump(mode="json", exclude_defaults=True)
+    most = round(most, -3)
+    content["description"] = f"{scenario.description} Measured: {text}."
+    content["profile"] = "profile.yaml"
+    content["service"]["slo_us"] = float(round(slo_us))
+    content["load"] |= {"qps_min": max(1, round(LEAST_LOAD * most, -2)), "qps_max": int(most)}
+    content["load"]["qps_min"] = int(content["load"]["qps_min"])
+    content["control"]["wake_qps"] = float(round(WAKE * most))
+    try:
+        save_profile(profile, out / "profile.yaml")
+        path = out / "scenario.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False, width=100), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    load_scenario(path)
+    return text
+
+
+def _digits(value: float, digits: int = 5) -> float:
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,485 @@
+"""
+Measure this machine: what to measure, how often, and a store that remembers what is done.
+
+The unit is a *round*: one sweep over the loads of one arrangement, or one run of a job. A round is
+written when it has ended, so an interrupted characterisation goes on with the next one. First
+everything is measured `Mode.rounds[0]` times. Then the points that are not known yet are measured
+again, all of them in turns, until they are known, have been measured `Mode.rounds[1]` times, or the
+time is used up. A point is known when half the width of the 95 % interval is at most `MARGIN` of
+the mean; what other processes disturbed does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from deploy.jobs.runtimes import JobFailedError, RuntimeUnavailableError
+from deploy.load.generator import CONNECTIONS
+from env.allocation import Weight
+from env.errors import InputError
+from env.scenario import Job, Scenario
+from training.analysis.findings import ALONE, PAIRED
+from training.evaluation.figures import mean_and_ci95
+from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
+from training.machine.experiment import DEFAULT, Factor, combinations
+from training.machine.samples import SAMPLE_S, choose_part, shortened
+from training.machine.workbench import ON_SAME_CORE, SOURCES, Beside, Timing, Workbench, pressure
+
+MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
+RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
+"""Loads that look for one vCPU's largest throughput: far past it, memcached serves less again."""
+
+AGREE = 0.1  # of the larger: how far the two best scans for that throughput may be apart
+SCANS = 6  # at most, before the best one is taken for what it is
+
+GRID = (0.05, 0.3, 0.55, 0.75, 0.87, 0.95, 1.03, 1.1, 1.2, 1.3)
+"""Loads over the throughput at saturation; the last four lie past it and show the plateau."""
+
+EXPERIMENT = (0.55, 1.75)
+"""The same for the factors: one load that all combinations serve, and one that none does."""
+
+SECOND_VCPU = 0.35  # of one vCPU's throughput, that a second one beside the load may add
+BACKGROUND, EQUAL = "background", "equal"
+OVERHEAD_S = 1.5  # of a sweep, for its memcached, records and load
+ACTUATION_S = {"actuation": 8.0, "docker": 20.0}
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """
+    How thoroughly to measure.
+
+    :param name: of the mode
+    :param timing: of a load level
+    :param rounds: of everything at least, and of a point that is not known at most
+    :param limit_s: no round is added to the least ones after so much time
+    :param job_limit_s: a job that takes longer is not measured
+    :param sources: pressure sources
+    :param thread_counts: of memcached; empty for the scenario's own
+    :param pairs: whether jobs are measured beside each other
+    :param factors: of the 2^k r experiment; none for no experiment
+    """
+
+    name: str
+    timing: Timing
+    rounds: tuple[int, int]
+    limit_s: float
+    job_limit_s: float
+    sources: tuple[str, ...] = ()
+    thread_counts: tuple[int, ...] = ()
+    pairs: bool = False
+    factors: tuple[Factor, ...] = ()
+
+
+QUICK = Mode("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0)
+FULL = Mode("full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, tuple(SOURCES), (1, 2), True, DEFAULT)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """
+    Memcached with some threads on some vCPUs, with or without something beside it.
+
+    :param threads: memcached's worker threads
+    :param cores: its vCPUs
+    :param beside: a pressure source, or `none`
+    :param weight: of what is beside: `background`, `equal`, or empty
+    :param connections: of the load
+    """
+
+    threads: int
+    cores: tuple[int, ...]
+    beside: str = ALONE
+    weight: str = ""
+    connections: int = CONNECTIONS
+
+    @property
+    def columns(self) -> Row:
+        """What tells its rows from others."""
+        return {
+            "threads": self.threads,
+            "cores": len(self.cores),
+            "beside": f"{self.beside} ({self.weight})" if self.weight else self.beside,
+            "connections": self.connections,
+        }
+
+    @property
+    def name(self) -> str:
+        """What its rounds are called."""
+        beside = "alone" if self.beside == ALONE else f"beside {self.columns['beside']}"
+        usual = self.connections == CONNECTIONS
+        over = "" if usual else f", {self.connections} connections"
+        return f"memcached T{self.threads}C{len(self.cores)} {beside}{over}"
+
+
+class Store:
+    """
+    Tables in a folder that grow round by round.
+
+    :param folder: made if it is not there
+    :param purpose: what the tables are of; a folder with another purpose is refused
+    :raises InputError: if the folder cannot be used
+    """
+
+    def __init__(self, folder: Path, purpose: dict[str, object]):
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            plan = folder / "plan.json"
+            if plan.exists() and json.loads(plan.read_text(encoding="utf-8")) != purpose:
+                raise InputError(
+                    f"{folder}: holds another characterisation (scenario, mode, factors or machine "
+                    "differ from its plan.json); give another folder"
+                )
+            plan.write_text(json.dumps(purpose, indent=1) + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{folder}: cannot be used: {error}") from error
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table as far as it is filled."""
+        path = self.folder / f"{name}.csv"
+        return pd.read_csv(path) if path.exists() else pd.DataFrame({"what": [], "rep": []})
+
+    def rows(self, name: str, key: str) -> pd.DataFrame:
+        """The rows of all rounds of one thing."""
+        table = self.table(name)
+        return table[table["what"] == key]
+
+    def spent_s(self, names: Sequence[str]) -> float:
+        """How long the rounds of some tables have taken."""
+        tables = [self.table(name) for name in names]
+        rounds = [t.drop_duplicates(["what", "rep"])["round_s"] for t in tables if len(t)]
+        return float(sum(seconds.sum() for seconds in rounds))
+
+    def add(self, name: str, key: str, rows: Sequence[Row], took_s: float) -> None:
+        """
+        Write a round; a file is replaced whole, so that it never holds a part of one.
+
+        :param name: of the table
+        :param key: what the round is of
+        :param rows: its rows
+        :param took_s: how long it took
+        """
+        old = self.table(name)
+        number = int(old.loc[old["what"] == key, "rep"].nunique())
+        new = pd.DataFrame([{"what": key, "rep": number, **row, "round_s": took_s} for row in rows])
+        table = new if old.empty else pd.concat([old, new], ignore_index=True)
+        path = self.folder / f"{name}.csv"
+        part = path.with_suffix(".part")
+        table.to_csv(part, index=False, float_format="%.7g")
+        part.replace(path)
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    Something to measure, in rounds.
+
+    :param table: where its rows go
+    :param key: names it
+    :param point: the column that tells its points apart
+    :param points: their values
+    :param response: the column that is to be known
+    :param seconds: what a round takes, about
+    :param run: measures a round of some of the points
+    """
+
+    table: str
+    key: str
+    point: str
+    points: tuple[int, ...]
+    response: str
+    seconds: float
+    run: Callable[[Workbench, Sequence[int]], list[Row]] = field(repr=False)
+
+    def unknown(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> list[int]:
+        """
+        The points that are to be measured again.
+
+        :param rows: what was measured
+        :param rounds: calm ones at least, and all at most
+        """
+        if rows.empty:
+            return list(self.points)
+        groups = dict(iter(rows.groupby(self.point)))
+        return [point for point in self.points if not self._settled(groups[point], rounds)]
+
+    def _settled(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> bool:
+        least, most = rounds
+        calm = rows.loc[rows["disturbed"] == 0, self.response]
+        if len(rows) >= most or calm.isna().any():  # a job that does not end in time
+            return True
+        return len(calm) >= least and margin(calm.tolist()) <= MARGIN
+
+
+def margin(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval over the mean, infinite for a single value."""
+    mean, half = mean_and_ci95(values)
+    return float("inf") if half is None else half / mean
+
+
+TABLES = ("capacity", "latency", "jobs", "factorial", "actuation")
+
+
+class Campaign:
+    """
+    All that is measured on this machine.
+
+    :param scenario: gives memcached's threads, its vCPUs, and the jobs
+    :param mode: how thoroughly
+    :param store: where it goes
+    :param advance: told the seconds that something took, and what it was
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        mode: Mode,
+        store: Store,
+        advance: Callable[[float, str], None] = lambda seconds, what: None,
+    ):
+        self.scenario = scenario
+        self.mode = mode
+        self.store = store
+        self._advance = advance
+        self._spent_s = store.spent_s(TABLES)
+
+    def run(self, bench: Workbench) -> None:
+        """
+        Measure everything that the store does not have.
+
+        :param bench: where
+        :raises InputError: if something fails that a user can mend
+        """
+        self._advance(self._spent_s, "done before")
+        capacity = self._capacity(bench)
+        for name, measure in (("actuation", self._actuation), ("docker", self._docker)):
+            if self.store.rows("actuation", name).empty:
+                self._add("actuation", name, partial(measure, bench, capacity))
+        self.repeat(bench, list(self.tasks(capacity, bench.vcpus)))
+
+    def repeat(self, bench: Workbench, tasks: Sequence[Task]) -> None:
+        """
+        Measure rounds of all tasks in turns, as the module says.
+
+        :param bench: where
+        :param tasks: what
+        """
+        least, most = self.mode.rounds
+        for number in range(most):
+            for task in tasks:
+                rows = self.store.rows(task.table, task.key)
+                if rows["rep"].nunique() > number:  # measured before an interruption
+                    continue
+                if number < least:
+                    points = list(task.points)
+                else:
+                    points = task.unknown(rows, self.mode.rounds)
+                    if points and self._spent_s + task.seconds > self.mode.limit_s:
+                        return
+                if points:
+                    self._add(task.table, task.key, partial(task.run, bench, points))
+
+    def expected_s(self, vcpus: int) -> float:
+        """About how long it takes, at most."""
+        scan_s = self._sweep_s(len(RISING_QPS))
+        once_s = 2.0 * scan_s + sum(ACTUATION_S.values())
+        round_s = sum(task.seconds for task in self.tasks(1e5, vcpus))
+        return max(once_s + self.mode.rounds[0] * round_s, self.mode.limit_s)
+
+    def tasks(self, capacity: float, vcpus: int) -> Iterator[Task]:
+        """
+        All that is measured in rounds, the most important first.
+
+        :param capacity: throughput of one vCPU at saturation, which loads are chosen by
+        :param vcpus: how many the machine has
+        """
+        for arrangement in self.arrangements():
+            # More vCPUs may saturate later.
+            width = min(arrangement.threads, len(arrangement.cores))
+            most = capacity * (1.0 + SECOND_VCPU * (width - 1))
+            yield self._sweep("latency", arrangement, _loads(most, GRID))
+        yield from self._jobs(vcpus)
+        for arrangement in self.experiment():
+            yield self._sweep("factorial", arrangement, _loads(capacity, EXPERIMENT))
+
+    def arrangements(self) -> Iterator[Arrangement]:
+        """What memcached is measured in, the most important first."""
+        own = self.scenario.service.threads
+        choices = self.scenario.service.core_choices
+        one = self._cores(1)
+        counts = [own, *(threads for threads in self.mode.thread_counts if threads != own)]
+        for threads in counts:
+            yield Arrangement(threads, one)
+            yield Arrangement(threads, one, "cpu", BACKGROUND)
+            yield Arrangement(threads, one, "cpu", EQUAL)
+        for threads in counts:
+            for cores in choices:
+                if len(cores) > 1:
+                    yield Arrangement(threads, cores)
+        for source in self.mode.sources:
+            if source != "cpu":
+                yield Arrangement(own, one, source, EQUAL)
+
+    def experiment(self) -> Iterator[Arrangement]:
+        """Every combination of the factors' levels; what is no factor is as the scenario says."""
+        service = self.scenario.service
+        for levels in combinations(self.mode.factors):
+            beside = str(levels.get("beside", ALONE))
+            yield Arrangement(
+                int(levels.get("threads", service.threads)),
+                self._cores(int(levels.get("cores", 1))),
+                beside,
+                "" if beside == ALONE else EQUAL,
+                int(levels.get("connections", CONNECTIONS)),
+            )
+
+    def _jobs(self, vcpus: int) -> Iterator[Task]:
+        """Jobs alone, then under pressure, then in pairs."""
+        jobs = [job for job in self.scenario.jobs if job.threads[0] <= vcpus]
+        for job in jobs:
+            for threads in [n for n in job.threads if n <= vcpus]:
+                yield self._job(job, threads, tuple(range(threads)), None)
+        here, there = (0,), self._apart((0,), vcpus)
+        for job in jobs:
+            for source in self.mode.sources:
+                where = here if source in ON_SAME_CORE else there
+                yield self._job(job, job.threads[0], here, pressure(source, where, Weight.NORMAL))
+            if self.mode.pairs:
+                for other in jobs:
+                    if other.name != job.name:
+                        beside = Beside(
+                            PAIRED + other.name, other, other.threads[0], there, Weight.NORMAL
+                        )
+                        yield self._job(job, job.threads[0], here, beside)
+
+    def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
+        def run(bench: Workbench, targets: Sequence[int]) -> list[Row]:
+            beside = None
+            if arrangement.beside != ALONE:
+                same = arrangement.beside in ON_SAME_CORE
+                where = arrangement.cores if same else self._apart(arrangement.cores, bench.vcpus)
+                weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
+                beside = pressure(arrangement.beside, where, weight)
+            with (
+                bench.serving(arrangement.threads, arrangement.cores) as server,
+                bench.beside(beside) as neighbour,
+            ):
+                timing, cores = self.mode.timing, arrangement.cores
+                count = arrangement.connections
+                rows = bench.sweep(server, targets, timing, cores, neighbour, count)
+            return [arrangement.columns | row for row in rows]
+
+        name, seconds = arrangement.name, self._sweep_s(len(loads))
+        return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
+
+    def _job(self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None) -> Task:
+        def run(bench: Workbench, points: Sequence[int]) -> list[Row]:
+            part, overhead_s = self._part(bench, job, threads, cores)
+            cut = shortened(job, part, threads)[0]
+            with bench.beside(beside) as neighbour:
+                row = bench.time_job(cut, threads, cores, self.mode.job_limit_s, neighbour)
+            overhead_s = max(overhead_s, row["start_s"])
+            # The start is paid once, the rest scales.
+            row["real_s"] = overhead_s + (row["real_s"] - overhead_s) / part
+            row["cpu_s"] /= part
+            columns: Row = {"job": job.name, "threads": threads, "beside": name}
+            return [columns | row | {"sampled": part, "overhead_s": overhead_s}]
+
+        name = beside.name if beside else ALONE
+        key = f"{job.name} T{threads} {f'beside {name}' if beside else 'alone'}"
+        share = 2.0 if beside and beside.cores == cores else 1.0
+        return Task("jobs", key, "threads", (threads,), "real_s", share * SAMPLE_S + 0.2, run)
+
+    def _part(
+        self, bench: Workbench, job: Job, threads: int, cores: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """The part of a job that is run for the whole, and what a start costs: chosen once."""
+        key = f"{job.name} T{threads}"
+        if self.store.rows("parts", key).empty:
+            begun_s = time.monotonic()
+            part, overhead_s = choose_part(bench, job, threads, cores, self.mode.job_limit_s)
+            took_s = time.monotonic() - begun_s
+            self.store.add("parts", key, [{"part": part, "overhead_s": overhead_s}], took_s)
+        row = self.store.rows("parts", key).iloc[0]
+        return float(row["part"]), float(row["overhead_s"])
+
+    def _add(self, table: str, key: str, measure: Callable[[], list[Row]]) -> None:
+        """Measure a round and write it."""
+        begun_s = time.monotonic()
+        rows = measure()
+        took_s = time.monotonic() - begun_s
+        self.store.add(table, key, rows, took_s)
+        self._spent_s += took_s
+        self._advance(took_s, key)
+
+    def _capacity(self, bench: Workbench) -> float:
+        """
+        Throughput of one vCPU at saturation, by short scans, before loads can be chosen.
+
+        Whatever disturbs a scan makes it too small, and loads chosen by it would all be served: so
+        one is believed when a second agrees with it.
+        """
+        one = Arrangement(self.scenario.service.threads, self._cores(1))
+        scan = self._sweep("capacity", one, RISING_QPS)
+        while len(best := self._best_scans()) < 2 or best[1] < (1 - AGREE) * best[0]:
+            if len(best) == SCANS:
+                break
+            self._add("capacity", scan.key, partial(scan.run, bench, RISING_QPS))
+        return best[0]
+
+    def _best_scans(self) -> list[float]:
+        """The largest throughputs of all scans [1/s], the largest first."""
+        scans = self.store.table("capacity")
+        if scans.empty:
+            return []
+        return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)
+
+    def _actuation(self, bench: Workbench, capacity: float) -> list[Row]:
+        """How long it takes to change processes and to read memcached, one row a kind."""
+        processes, service, one = Stopwatch("process"), Stopwatch("service"), self._cores(1)
+        time_runtime(bench, bench.processes, processes)
+        with bench.serving(self.scenario.service.threads, one) as server:
+            time_service(bench, server, service)
+            noise = sensor_noise(bench, server, one, 0.5 * capacity)
+        last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
+        return [*processes.rows(), *service.rows(), last]
+
+    def _docker(self, bench: Workbench, _: float) -> list[Row]:
+        """The same of containers; where there is no Docker, a row that says why."""
+        watch = Stopwatch("docker")
+        try:
+            time_runtime(bench, bench.containers, watch)
+        except (InputError, JobFailedError, RuntimeUnavailableError) as error:
+            return [{"of": "docker", "action": f"not measured: {error}", "n": 0}]
+        return watch.rows()
+
+    def _apart(self, cores: tuple[int, ...], vcpus: int) -> tuple[int, ...]:
+        """A vCPU of another core: not the load's, the last one, where there is a choice."""
+        siblings = {self.scenario.machine.sibling_of(vcpu) for vcpu in cores}
+        free = [vcpu for vcpu in range(vcpus) if vcpu not in siblings and vcpu not in cores]
+        return (free[0] if free else vcpus - 1,)
+
+    def _cores(self, number: int) -> tuple[int, ...]:
+        """The first vCPU, or the vCPU set of the scenario that has so many."""
+        choices = self.scenario.service.core_choices
+        return next((c for c in choices if len(c) == number), choices[0][:1])
+
+    def _sweep_s(self, loads: int) -> float:
+        return (loads + 1) * self.mode.timing.step_s + OVERHEAD_S
+
+
+def _loads(capacity: float, parts: Sequence[float]) -> tuple[int, ...]:
+    """Loads in rising order, in whole thousands [1/s]."""
+    return tuple(sorted({1000 * max(1, round(capacity * part / 1000.0)) for part in parts}))

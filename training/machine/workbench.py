@@ -1,0 +1,611 @@
+"""
+A workbench on the live machine: memcached, a load, and something beside it, all of it our own.
+
+Everything measured runs in one control group that outweighs the rest of the machine, so that other
+processes disturb it as little as background work would; inside, memcached and what runs beside it
+are siblings, as on a deployed machine. What was started is stopped when the `with` block ends,
+however it ends.
+
+    with workbench(folder) as bench, bench.serving(threads=2, cores=(0,)) as server:
+        rows = bench.sweep(server, [10_000, 50_000], Timing(1.0, 0.3))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import select
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import add
+from pathlib import Path, PurePosixPath
+from statistics import fmean
+
+import numpy as np
+
+from deploy.engines import memcached
+from deploy.engines.images import docker_daemon
+from deploy.engines.memcached import Memcached
+from deploy.jobs.containers import DockerRuntime, connect
+from deploy.jobs.runtimes import (
+    Attempt,
+    Instance,
+    JobFailedError,
+    ProcessRuntime,
+    Runtime,
+    RuntimeUnavailableError,
+)
+from deploy.linux import realtime
+from deploy.linux.cgroups import (
+    DEFAULT_WEIGHT,
+    Hierarchy,
+    JobGroup,
+    find_hierarchy,
+)
+from deploy.linux.sensors import StatsConnection, ThreadClock, VcpuClock
+from deploy.linux.service_process import identify, pin
+from deploy.load import generator
+from deploy.load.dynamic_load import Client
+from deploy.load.keys import load_records
+from deploy.records import proof
+from deploy.records.mcperf import percentile
+from env.allocation import Weight
+from env.errors import InputError
+from env.scenario import Job
+from env.simulator.load import LoadTrace
+from training.machine.preflight import needs_docker
+
+GROUP = "coretide-characterise"
+HEAVIEST = {1: 262144, 2: 10000}  # largest cpu.shares and cpu.weight
+IN_FLIGHT = generator.OUTSTANDING + 1  # the load's requests and the probe's
+FOREIGN_LIMIT = 0.10  # of each measured core: more by other processes disturbs a measurement
+LATE_LIMIT = 0.0003  # share of the load's ticks over 1 ms late: the client's vCPU stood still
+BACKLOG = 1.1  # more served than asked by this factor: the client had fallen behind before
+BUSY_LIMIT = 0.25  # of the machine's CPU: with more in use by others nothing is measured
+STATS_LIMIT_S = 5.0
+STATS_PATIENCE_S = 0.05  # then it is asked whether the connection has to be made anew
+STATS_POLL_S = 0.00005
+
+STRESS = ("stress-ng", "--quiet", "--timeout", "0")
+SOURCES: dict[str, tuple[str, ...]] = {
+    "cpu": (*STRESS, "--cpu", "1", "--cpu-method", "int64"),
+    "l1d": (*STRESS, "--l1cache", "1"),
+    "l1i": (*STRESS, "--icache", "1"),
+    "l2": (*STRESS, "--cache", "1", "--cache-level", "2", "--cache-no-affinity"),
+    "llc": (*STRESS, "--cache", "1", "--cache-level", "3", "--cache-no-affinity"),
+    "membw": (*STRESS, "--memrate", "1", "--memrate-bytes", "256M"),
+}
+"""Pressure on one resource by one endless worker."""
+
+ON_SAME_CORE = ("cpu", "l1d", "l1i", "l2")
+"""Core, L1 and L2 are a core's own; on the rest a worker presses from elsewhere, free of charge."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """
+    How long a point is measured.
+
+    :param step_s: length of a load level
+    :param warm_s: cut from its start
+    """
+
+    step_s: float
+    warm_s: float
+
+
+@dataclass(frozen=True)
+class Beside:
+    """
+    What runs next to memcached or to a job.
+
+    :param name: what the tables call it
+    :param job: how it is started
+    :param threads: its thread count
+    :param cores: its vCPUs
+    :param weight: its weight
+    """
+
+    name: str
+    job: Job
+    threads: int
+    cores: tuple[int, ...]
+    weight: Weight
+
+
+def pressure(source: str, cores: tuple[int, ...], weight: Weight) -> Beside:
+    """A pressure source on some vCPUs; see `SOURCES`."""
+    job = Job(name=source, command=SOURCES[source], threads=(1,), memory_mib=1024)
+    return Beside(source, job, 1, cores, weight)
+
+
+class Neighbour:
+    """
+    Something that runs beside, and is started again when it ends.
+
+    :param bench: where
+    :param what: it
+    :param group: its control group
+    """
+
+    def __init__(self, bench: Workbench, what: Beside, group: JobGroup):
+        self.what = what
+        self.group = group
+        self._bench = bench
+        self._instance = bench.start(what.job, what.threads, what.cores, what.weight, group)
+
+    @property
+    def ended(self) -> int:
+        """Becomes readable when it has ended."""
+        return self._instance.ended
+
+    def keep_going(self) -> None:
+        """Start it again if it has ended."""
+        if select.select([self.ended], [], [], 0.0)[0]:
+            self.stop()
+            what = self.what
+            self._instance = self._bench.start(
+                what.job, what.threads, what.cores, what.weight, self.group
+            )
+
+    def stop(self) -> None:
+        """End it."""
+        self._bench.runtime_of(self.what.job).remove(self._instance)
+        os.close(self._instance.ended)
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """What adds up over time, at one moment."""
+
+    time_s: float
+    requests: int
+    service_s: float
+    beside_s: float
+    client_s: float
+    busy_s: tuple[float, ...]  # of each vCPU
+
+
+class Workbench:
+    """
+    See the module; made by `workbench`.
+
+    :param hierarchy: where control groups are
+    :param outer: the group of everything measured
+    :param service: memcached's group, below it
+    :param folder: for the jobs' proofs
+    :param stack: gives back in the end what is only started when it is needed
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        outer: JobGroup,
+        service: JobGroup,
+        folder: Path,
+        stack: contextlib.ExitStack,
+    ):
+        self.processes = ProcessRuntime()
+        self.client_cpu = realtime.last_cpu()
+        self.vcpus = len(os.sched_getaffinity(0))
+        self._hierarchy = hierarchy
+        self._outer = outer
+        self._service = service
+        self._folder = folder
+        self._stack = stack
+        self._attempts = 0
+        self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
+
+    @functools.cached_property
+    def containers(self) -> DockerRuntime:
+        """
+        The machine's Docker daemon, or one of our own that is started now.
+
+        :raises InputError: if there is none
+        """
+        return DockerRuntime(self._hierarchy, f"characterise-{os.getpid()}", self._docker_url)
+
+    @functools.cached_property
+    def _docker_url(self) -> str:
+        return self._stack.enter_context(docker_daemon())
+
+    def require_images(self, jobs: Sequence[Job]) -> None:
+        """
+        Check that all jobs can be started.
+
+        :param jobs: those whose programs are not on this machine are looked for in Docker
+        :raises InputError: if there is no Docker, or it does not have an image
+        """
+        for job in jobs:
+            if needs_docker(job):
+                with contextlib.closing(connect(self._docker_url)) as client:
+                    if not client.images.list(job.image):
+                        raise InputError(
+                            f"job {job.name}: {job.command[0]} is not on this machine, nor image "
+                            f"{job.image} in Docker; docker pull {job.image}"
+                        )
+
+    def runtime_of(self, job: Job) -> Runtime:
+        """Processes where the job's program is on this machine, else Docker."""
+        return self.containers if needs_docker(job) else self.processes
+
+    @contextlib.contextmanager
+    def serving(self, threads: int, cores: tuple[int, ...]) -> Iterator[Memcached]:
+        """
+        A memcached with all records, on some vCPUs.
+
+        :param threads: worker threads
+        :param cores: its vCPUs
+        """
+        with memcached.running(threads) as server:
+            self._service.join(server.pid)
+            pin(server.pid, cores)
+            load_records(server.host, server.port)
+            yield server
+
+    @contextlib.contextmanager
+    def beside(self, what: Beside | None) -> Iterator[Neighbour | None]:
+        """
+        Keep something running, as a sibling of memcached's group.
+
+        :param what: it, or nothing
+        """
+        if what is None:
+            yield None
+            return
+        with self.job_group(f"beside-{what.job.name}") as group:
+            neighbour = Neighbour(self, what, group)
+            try:
+                yield neighbour
+            finally:
+                neighbour.stop()
+
+    def sweep(
+        self,
+        server: Memcached,
+        targets: Sequence[int],
+        timing: Timing,
+        cores: tuple[int, ...],
+        neighbour: Neighbour | None = None,
+        connections: int = generator.CONNECTIONS,
+    ) -> list[dict[str, float]]:
+        """
+        Measure memcached at one load after another.
+
+        :param server: a running one
+        :param targets: loads in rising order: past saturation the client has a backlog to send
+        :param timing: of each
+        :param cores: memcached's vCPUs
+        :param neighbour: what runs beside it
+        :param connections: of the load
+        :return: per load what `training.analysis.findings` calls a row of the latency table, and
+            how trustworthy it is
+        :raises InputError: if the load generator or the probe ends
+        """
+        # A level more at each end: the client may start late, and it ends with its last one.
+        levels = [targets[0], *targets, targets[-1]]
+        client = self.client(server, LoadTrace.explicit(levels, timing.step_s), connections)
+        stats = StatsConnection(server.host, server.port)
+        clocks: list[ThreadClock] = []
+        rows = []
+        try:
+            children = (client.generator, client.probe.process)
+            clocks = [ThreadClock(identify(child.pid), time.monotonic()) for child in children]
+            with on_time(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK):
+                client.row(0)
+                for index, target in enumerate(targets, start=1):
+                    start_s = client.start_s + index * timing.step_s
+                    sleep_until(start_s + timing.warm_s)
+                    before = self._count(stats, clocks, neighbour)
+                    sleep_until(start_s + timing.step_s - 0.01)
+                    after = self._count(stats, clocks, neighbour)
+                    client.row(index)
+                    between = client.probe.between(before.time_s, after.time_s)
+                    late = client.late_ticks[-1]
+                    if after.time_s > start_s + timing.step_s:  # this program was held up
+                        late = 1.0
+                    rows.append(self._row(target, between, before, after, cores, late))
+                    if neighbour is not None:
+                        neighbour.keep_going()
+        finally:
+            client.stop()
+            stats.close()
+            for clock in clocks:
+                clock.close()
+        return rows
+
+    def client(
+        self, server: Memcached, trace: LoadTrace, connections: int = generator.CONNECTIONS
+    ) -> Client:
+        """
+        Start the load and its probe, on time even on a busy machine.
+
+        :param server: a running memcached
+        :param trace: the load
+        :param connections: of the load
+        """
+        # Children that inherit the priority are there in time.
+        with on_time(os.SCHED_FIFO):
+            return Client(server.host, server.port, trace, self.client_cpu, connections)
+
+    def time_job(
+        self,
+        job: Job,
+        threads: int,
+        cores: tuple[int, ...],
+        limit_s: float = math.inf,
+        neighbour: Neighbour | None = None,
+    ) -> dict[str, float]:
+        """
+        Run a job to its end.
+
+        :param job: which
+        :param threads: its thread count
+        :param cores: its vCPUs
+        :param limit_s: it is ended after this time
+        :param neighbour: what runs beside it, and is kept running
+        :return: real_s (NaN if it did not end in time), cpu_s, start_s, foreign_cores, disturbed
+        :raises InputError: if it fails
+        """
+        runtime = self.runtime_of(job)
+        beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
+        with self.job_group(f"job-{job.name}") as group:
+            begun_s = time.monotonic()
+            instance = self.start(job, threads, cores, Weight.NORMAL, group)
+            try:
+                # Whoever starts a job also takes time, which disturbs nothing.
+                before, started_s = self._taken_s(), time.monotonic()
+                beside_s = beside_here.group.cpu_s() if beside_here else 0.0
+                ended = _await_end(instance, limit_s, neighbour)
+                after, ended_s = self._taken_s(), time.monotonic()
+                cpu_s = group.cpu_s()
+                known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
+                if ended:
+                    code, tail = runtime.outcome(instance)
+                    if code != 0:
+                        raise InputError(f"job {job.name}: failed with {code}: {tail.strip()}")
+            finally:
+                runtime.remove(instance)
+                os.close(instance.ended)
+        taken_s = sum(after[c] - before[c] for c in cores)
+        foreign = max(taken_s - known_s, 0.0) / (ended_s - started_s)
+        return {
+            "real_s": ended_s - begun_s if ended else math.nan,
+            "cpu_s": cpu_s,
+            "start_s": started_s - begun_s,
+            "foreign_cores": foreign,
+            # One that does not end would not end if it were tried again.
+            "disturbed": float(ended and foreign > FOREIGN_LIMIT * len(cores)),
+        }
+
+    def start(
+        self, job: Job, threads: int, cores: tuple[int, ...], weight: Weight, group: JobGroup
+    ) -> Instance:
+        """
+        Start a job in a group.
+
+        :raises InputError: if it cannot run
+        """
+        runtime = self.runtime_of(job)
+        try:
+            instance = runtime.start(self.attempt(job, threads, group), cores, weight)
+        except (JobFailedError, RuntimeUnavailableError, OSError) as error:
+            raise InputError(f"job {job.name}: {error}") from error
+        if instance.ended < 0:
+            runtime.remove(instance)
+            raise InputError(f"job {job.name}: its container ended at once")
+        return instance
+
+    def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
+        """One more try at a job, with a folder of its own."""
+        self._attempts += 1
+        folder = self._folder / f"{job.name}-{self._attempts}"
+        folder.mkdir(parents=True)
+        proof.prepare(folder)
+        return Attempt(job, self._attempts, threads, folder, group)
+
+    def foreign_share(self, window_s: float = 1.0) -> float:
+        """
+        Share of the machine's CPU that other processes use.
+
+        :param window_s: how long to look
+        """
+        before, own = self.clock.read(), self._outer.cpu_s() + time.process_time()
+        begun_s = time.monotonic()
+        time.sleep(window_s)
+        used = sum(self.clock.read()) - sum(before)
+        used -= self._outer.cpu_s() + time.process_time() - own
+        return max(used, 0.0) / (time.monotonic() - begun_s) / len(before)
+
+    @contextlib.contextmanager
+    def job_group(self, name: str) -> Iterator[JobGroup]:
+        """A job's control group, a sibling of memcached's, for the length of a `with` block."""
+        group = JobGroup(
+            self._hierarchy, self._outer.path / name, DEFAULT_WEIGHT[self._hierarchy.version]
+        )
+        group.create()
+        try:
+            yield group
+        finally:
+            group.remove()
+
+    def _taken_s(self) -> tuple[float, ...]:
+        """Seconds that each vCPU was busy with anything, or that the hypervisor took."""
+        busy = self.clock.read()
+        return tuple(map(add, busy, stolen_s(len(busy))))
+
+    def _count(
+        self, stats: StatsConnection, clocks: Sequence[ThreadClock], neighbour: Neighbour | None
+    ) -> _Counters:
+        now_s, requests = requests_served(stats)
+        return _Counters(
+            now_s,
+            requests,
+            self._service.cpu_s(),
+            neighbour.group.cpu_s() if neighbour else 0.0,
+            _cpu_s(clocks, now_s) + time.process_time(),
+            self._taken_s(),
+        )
+
+    def _row(
+        self,
+        target: int,
+        latencies_s: Sequence[float],
+        before: _Counters,
+        after: _Counters,
+        cores: tuple[int, ...],
+        late: float,
+    ) -> dict[str, float]:
+        ordered = sorted(latencies_s)
+        length_s = after.time_s - before.time_s
+        service = (after.service_s - before.service_s) / length_s
+        beside = (after.beside_s - before.beside_s) / length_s
+        client = float(np.nan_to_num((after.client_s - before.client_s) / length_s))
+        busy = sum(after.busy_s[c] - before.busy_s[c] for c in cores) / length_s
+        shared = self.client_cpu in cores
+        foreign = max(busy - service - beside - (client if shared else 0.0), 0.0)
+        # Nothing at all, if the probe's vCPU stood still.
+        achieved = (after.requests - before.requests) / length_s
+        p50, p95, p99 = (
+            1e6 * percentile(ordered, rank) if ordered else math.nan for rank in (50.0, 95.0, 99.0)
+        )
+        return {
+            "target_qps": float(target),
+            "achieved_qps": achieved,
+            "avg_us": 1e6 * fmean(ordered) if ordered else math.nan,
+            "p50_us": p50,
+            "p95_us": p95,
+            "p99_us": p99,
+            "cpu_util_pct": 100.0 * service,
+            "beside_cores": beside,
+            "client_cores": client,
+            "foreign_cores": foreign,
+            "late": late,
+            "in_flight": float(IN_FLIGHT),
+            "shares_client": float(shared),
+            "disturbed": self._disturbance(foreign / len(cores), late, achieved / target, ordered),
+        }
+
+    @staticmethod
+    def _disturbance(
+        foreign: float, late: float, served: float, latencies: Sequence[float]
+    ) -> float:
+        """0 for a calm point, 1 if others used its vCPUs, 2 if the client was held up."""
+        if not latencies or late > LATE_LIMIT or served > BACKLOG:
+            return 2.0
+        return 1.0 if foreign > FOREIGN_LIMIT else 0.0
+
+
+@contextlib.contextmanager
+def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
+    """
+    Check the machine, then set the workbench up.
+
+    :param folder: for the jobs' proofs; made, and removed in the end
+    :param despite_load: measure although other processes use the machine
+    :raises InputError: one line: control groups may not be written, or the machine is busy
+    """
+    try:
+        hierarchy = find_hierarchy()
+    except OSError as error:
+        raise InputError(f"control groups: {error}") from error
+    version = hierarchy.version
+    folder = folder.resolve()  # jobs run in a folder of their own
+    end_leftovers(hierarchy)
+    path = PurePosixPath(f"/{GROUP}-{os.getpid()}")
+    outer = JobGroup(hierarchy, path, HEAVIEST[version])
+    service = JobGroup(hierarchy, path / "memcached", DEFAULT_WEIGHT[version])
+    with contextlib.ExitStack() as stack:
+        stack.callback(outer.remove)
+        stack.callback(service.remove)
+        try:
+            for group in (outer, service):
+                group.create()
+                group.set_weight(Weight.NORMAL)
+        except OSError as error:
+            raise InputError(
+                f"control groups cannot be written ({error.strerror}); run as root"
+            ) from error
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        bench = Workbench(hierarchy, outer, service, folder, stack)
+        share = bench.foreign_share()
+        if share > BUSY_LIMIT and not despite_load:
+            raise InputError(
+                f"the machine is busy: other processes use {share:.0%} of its CPU; at most "
+                f"{BUSY_LIMIT:.0%} may (or give --despite-load: points they disturb are marked)"
+            )
+        yield bench
+
+
+def end_leftovers(hierarchy: Hierarchy) -> None:
+    """End what a characterisation left running that was killed without a chance to do so."""
+    for folder in hierarchy.folder(PurePosixPath("/")).glob(f"{GROUP}-[0-9]*"):
+        if not Path(f"/proc/{folder.name.rpartition('-')[2]}").exists():
+            group = JobGroup(hierarchy, PurePosixPath("/") / folder.name, 0)
+            ProcessRuntime().sweep([], [group])
+            group.remove()
+
+
+@contextlib.contextmanager
+def on_time(policy: int) -> Iterator[None]:
+    """
+    Run this process ahead of all others but the load and its probe, where that is allowed.
+
+    :param policy: SCHED_FIFO, with SCHED_RESET_ON_FORK if children are not to inherit it
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
+    """Wait for a job's end, or for its time to be up; what runs beside it is kept running."""
+    give_up_s = time.monotonic() + limit_s
+    while (left_s := give_up_s - time.monotonic()) > 0.0:
+        files = [instance.ended, *([neighbour.ended] if neighbour else [])]
+        ready = select.select(files, [], [], None if math.isinf(left_s) else left_s)[0]
+        if instance.ended in ready:
+            return True
+        if neighbour and ready:
+            neighbour.keep_going()
+    return False
+
+
+def stolen_s(vcpus: int) -> list[float]:
+    """Seconds since boot that the hypervisor ran others while a vCPU wanted to run."""
+    lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[1 : vcpus + 1]
+    return [int(line.split()[8]) / os.sysconf("SC_CLK_TCK") for line in lines]
+
+
+def _cpu_s(clocks: Sequence[ThreadClock], now_s: float) -> float:
+    """CPU seconds of the client; NaN once it has ended, before this program could ask."""
+    try:
+        return sum(clock.read(now_s).cpu_s for clock in clocks)
+    except ProcessLookupError:
+        return math.nan
+
+
+def requests_served(stats: StatsConnection) -> tuple[float, int]:
+    """When memcached was asked, and how many requests it has served."""
+    give_up_s = time.monotonic() + STATS_LIMIT_S
+    while time.monotonic() < give_up_s:
+        now_s = time.monotonic()
+        stats.ask(now_s)
+        for _ in range(round(STATS_PATIENCE_S / STATS_POLL_S)):
+            reading = stats.receive()
+            if reading is not None:
+                return reading.time_s, reading.count
+            time.sleep(STATS_POLL_S)
+    raise InputError(f"memcached does not answer within {STATS_LIMIT_S:g} s")
+
+
+def sleep_until(moment_s: float) -> None:
+    """Sleep until a moment on the monotonic clock."""
+    time.sleep(max(0.0, moment_s - time.monotonic()))

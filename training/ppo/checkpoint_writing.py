@@ -1,0 +1,99 @@
+"""Writing checkpoints: a Stable-Baselines3 zip that the live agent can read without torch."""
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+from torch import nn
+
+from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
+from agents.ppo.trained_policy import MaskedNetwork
+from env.action import edit_table
+from env.observation import VERSION, feature_count
+from env.physics.jobs import WORK_S
+from env.scenario import Scenario
+from env.simulator.profile import Profile
+
+
+def policy_layers(model: PPO) -> list[nn.Linear]:
+    """The linear layers from the features to the action logits."""
+    hidden = [
+        layer for layer in model.policy.mlp_extractor.policy_net if isinstance(layer, nn.Linear)
+    ]
+    last = model.policy.action_net
+    assert isinstance(last, nn.Linear)
+    return [*hidden, last]
+
+
+def network_of(model: PPO) -> MaskedNetwork:
+    """The policy as the live agent will run it."""
+    layers = policy_layers(model)
+    return MaskedNetwork([(x.weight.detach().numpy(), x.bias.detach().numpy()) for x in layers])
+
+
+def describe(
+    model: PPO, scenario: Scenario, profile: Profile, evaluation: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    The metadata of a checkpoint.
+
+    :param model: the trained model
+    :param scenario: what it was trained on
+    :param profile: the physics it was trained on
+    :param evaluation: figures on the selection traces
+    """
+    table = edit_table(scenario)
+    work = profile.job_array(scenario.job_names)[:, WORK_S]
+    return {
+        "format": FORMAT,
+        "observation_version": VERSION,
+        "scenario": scenario.name,
+        "scenario_content": scenario.model_dump(mode="json"),
+        "features": feature_count(scenario),
+        "actions": [table.describe(edit) for edit in range(len(table))],
+        "job_work_s": dict(zip(scenario.job_names, work.tolist(), strict=True)),
+        "profile": {"name": profile.name, "hash": profile.hash, "fit_error": profile.fit_error},
+        "steps": int(model.num_timesteps),
+        "seed": model.seed,
+        "evaluation": evaluation,
+    }
+
+
+def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
+    """
+    Write a checkpoint so that a crash or a full disk never leaves half of one behind.
+
+    :param model: the trained model
+    :param path: where to; an older checkpoint there is replaced in one step
+    :param metadata: see `describe`
+    :raises OSError: if it cannot be written; what was there before is untouched
+    """
+    arrays = {}
+    for index, layer in enumerate(policy_layers(model)):
+        arrays[f"weight_{index}"] = layer.weight.detach().cpu().numpy()
+        arrays[f"bias_{index}"] = layer.bias.detach().cpu().numpy()
+    weights = io.BytesIO()
+    np.savez(weights, allow_pickle=False, **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w+b") as file:
+            model.save(file)
+            with zipfile.ZipFile(file, "a") as archive:
+                archive.writestr(METADATA_ENTRY, json.dumps(metadata, indent=1))
+                archive.writestr(WEIGHTS_ENTRY, weights.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,123 @@
+"""
+An actor-critic whose illegal actions have probability zero.
+
+The action mask is the last part of the observation, so stock PPO carries it through its rollout
+buffer without knowing: sampling and evaluation see the same mask.
+"""
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+from training.ppo.adam import Adam
+from training.ppo.loss_kernels import (
+    ILLEGAL_LOGIT,
+    draw_actions,
+    judge_actions,
+    slopes_of_judged,
+)
+
+KEEP_BIAS = 3.0
+"""First logit of `keep` (action 0). Without it a fresh policy edits at almost every poll and time
+hardly passes, so that it would see no episode end."""
+
+
+class FeaturesWithoutMask(BaseFeaturesExtractor):
+    """
+    The observation without the action mask at its end.
+
+    :param observation_space: Box of n_features + n_actions
+    :param n_actions: length of the mask
+    """
+
+    def __init__(self, observation_space: spaces.Box, n_actions: int):
+        super().__init__(observation_space, observation_space.shape[0] - n_actions)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        """float32[B, n_features + n_actions] to float32[B, n_features]."""
+        return observations[:, : self.features_dim]
+
+
+class JudgedActions(torch.autograd.Function):
+    """Log-probabilities and entropies under the mask, with their gradient (`judge_actions`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, observations: torch.Tensor, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32[B, A], float32[B, n_features + A] and int64[B] to two float32[B]."""
+        probabilities = torch.empty_like(logits)
+        offsets, log_probs, entropies = torch.empty(3, len(logits)).unbind()
+        given = (logits, observations, actions)
+        results = (probabilities, offsets, log_probs, entropies)
+        judge_actions(*(x.detach().numpy() for x in given + results))
+        ctx.save_for_backward(logits, probabilities, offsets, entropies, actions)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_log_probs: torch.Tensor, by_entropies: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
+        """From the slopes by both results, float32[B], to those by the logits."""
+        slopes = torch.empty_like(ctx.saved_tensors[0])
+        by_results = (by_log_probs.contiguous(), by_entropies.contiguous())
+        slopes_of_judged(*(x.detach().numpy() for x in (*ctx.saved_tensors, *by_results, slopes)))
+        return slopes, None, None
+
+
+class MaskedActorCriticPolicy(ActorCriticPolicy):
+    """Stable-Baselines3's actor-critic over `Discrete` actions, with the mask applied."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        action_space: spaces.Discrete,
+        *args: Any,
+        **kwargs: Any,
+    ):
+        kwargs["features_extractor_class"] = FeaturesWithoutMask
+        kwargs["features_extractor_kwargs"] = {"n_actions": int(action_space.n)}
+        kwargs["optimizer_class"] = Adam
+        super().__init__(observation_space, action_space, *args, **kwargs)
+        assert isinstance(self.action_net, torch.nn.Linear)
+        with torch.no_grad():
+            self.action_net.bias[0] = KEEP_BIAS
+
+    def forward(
+        self, obs: torch.Tensor, deterministic: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Actions, values and log-probabilities, without gradients."""
+        if deterministic:
+            actions = self.get_distribution(obs).mode()
+            return actions, *self.evaluate_actions(obs, actions)[:2]
+        latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
+        logits = self.action_net(latent_pi)
+        actions = torch.empty(len(obs), dtype=torch.int64)
+        log_probs = torch.empty(len(obs))
+        luck = torch.rand(len(obs))
+        draw_actions(*(x.detach().numpy() for x in (logits, obs, luck, actions, log_probs)))
+        return actions, self.value_net(latent_vf), log_probs
+
+    def evaluate_actions(
+        self, obs: PyTorchObs, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Values, log-probabilities and entropy of given actions."""
+        assert isinstance(obs, torch.Tensor)
+        latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
+        log_probs, entropies = JudgedActions.apply(self.action_net(latent_pi), obs, actions)
+        return self.value_net(latent_vf), log_probs, entropies
+
+    def get_distribution(self, obs: PyTorchObs) -> Distribution:
+        """The distribution over actions."""
+        assert isinstance(obs, torch.Tensor)
+        features = self.extract_features(obs)
+        assert isinstance(features, torch.Tensor)
+        logits = self.action_net(self.mlp_extractor.forward_actor(features))
+        legal = obs[:, self.features_dim :] > 0.5
+        logits = torch.where(legal, logits, ILLEGAL_LOGIT)
+        return self.action_dist.proba_distribution(action_logits=logits)

@@ -1,0 +1,192 @@
+"""One training run of PPO in the simulator, from recipe to best checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecEnv
+
+from agents.checkpoint import Checkpoint, read_checkpoint
+from env.scenario import Scenario
+from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.vector_env import ColocationVecEnv
+from training.imitation.imitate import N_ENVS, find_schedule, imitate
+from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine
+from training.ppo.masked_policy import MaskedActorCriticPolicy
+from training.ppo.rollout_buffer import LeanRolloutBuffer
+from training.ppo.selection import Score
+from training.recipe import Recipe
+
+HYPERPARAMETERS = (
+    "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
+)  # fmt: skip
+"""What PPO takes from the recipe as it stands there."""
+
+
+def new_model(
+    recipe: Recipe,
+    environments: VecEnv,
+    seed: int,
+    algorithm: type[PPO] = PPO,
+    policy: type[ActorCriticPolicy] = MaskedActorCriticPolicy,
+) -> PPO:
+    """
+    A fresh model.
+
+    :param recipe: hyperparameters
+    :param environments: what it learns on
+    :param seed: of weights and action sampling
+    :param algorithm: stock PPO, or a faster class with the same interface
+    :param policy: the actor-critic; the masked one unless an experiment wants another
+    """
+    return algorithm(
+        policy,
+        environments,
+        rollout_buffer_class=LeanRolloutBuffer,
+        policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
+        device="cpu",
+        seed=seed,
+        **_hyperparameters(recipe),
+    )
+
+
+def resumed_model(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    environments: VecEnv,
+    seed: int,
+    algorithm: type[PPO] = PPO,
+) -> PPO:
+    """
+    A checkpoint's model, to go on with.
+
+    It learns as the recipe says, not as it has learned so far, and its first episodes are new ones.
+
+    :param checkpoint: what to go on from
+    :param recipe: hyperparameters
+    :param environments: what it learns on
+    :param seed: of action sampling and, with the decisions so far, of the environments
+    :param algorithm: stock PPO, or a faster class with the same interface
+    """
+    # Stable-Baselines3 counts what is left in parts of all decisions, those before included.
+    left = recipe.steps / (recipe.steps + checkpoint.metadata["steps"])
+    model = algorithm.load(
+        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe, left)
+    )
+    environments.seed(seed + model.num_timesteps)
+    return model
+
+
+def _hyperparameters(recipe: Recipe, left: float = 1.0) -> dict[str, Any]:
+    same = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
+    return {"learning_rate": LinearSchedule(recipe, left), **same}
+
+
+def variation_of(recipe: Recipe) -> Variation:
+    """How the episodes of a recipe differ."""
+    return Variation(
+        physics=recipe.physics,
+        interval_s=recipe.interval_s,
+        least_load=recipe.least_load,
+        most_load=recipe.most_load,
+        error=recipe.error,
+        error_share=recipe.error_share,
+        unprobed=recipe.unprobed,
+    )
+
+
+class LinearSchedule:
+    """
+    Adam's step size, falling linearly over the run; a class, so that it can be pickled.
+
+    :param recipe: the step size at both ends
+    :param left: what `remaining` is where the run begins; less than 1 if it goes on from another
+    """
+
+    def __init__(self, recipe: Recipe, left: float = 1.0):
+        self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
+        self.left = left
+
+    def __call__(self, remaining: float) -> float:
+        """:param remaining: the part of all decisions that is still to come, `left` to 0."""
+        return self.last + (self.first - self.last) * remaining / self.left
+
+
+def train(
+    scenario: Scenario,
+    recipe: Recipe,
+    seed: int,
+    folder: Path,
+    resume: Path | None = None,
+    fast: bool = False,
+) -> Score:
+    """
+    Train, writing TensorBoard files and checkpoints into `folder`.
+
+    An interruption (Ctrl-C) ends the run after saving `last.zip`.
+
+    :param scenario: the problem
+    :param recipe: how to train
+    :param seed: of everything random
+    :param folder: of this run
+    :param resume: a checkpoint to go on from
+    :param fast: train with `FastPPO`
+    :return: the best score on the selection traces
+    :raises InputError: if the checkpoint to resume does not fit
+    """
+    algorithm: type[PPO] = PPO
+    if fast:
+        from training.ppo.fast_ppo import FastPPO
+
+        algorithm = FastPPO
+    variation = variation_of(recipe)
+    environments = ColocationVecEnv(
+        scenario,
+        recipe.n_envs,
+        recipe.gamma,
+        seed=seed,
+        variation=variation,
+        threads=torch.get_num_threads(),
+    )
+    if resume is None:
+        model = new_model(recipe, environments, seed, algorithm)
+    else:
+        checkpoint = read_checkpoint(resume)
+        checkpoint.require_scenario(scenario)
+        model = resumed_model(checkpoint, recipe, environments, seed, algorithm)
+    plain = EpisodeFactory(scenario)
+    varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
+    if recipe.imitation and resume is None:
+        makespan_s, schedule = find_schedule(plain, seed)
+        print(
+            f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True
+        )
+        stage = ColocationVecEnv(scenario, N_ENVS, recipe.gamma, seed=seed, variation=variation)
+        imitate(model, stage, schedule, seed)
+    model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
+    evaluation = Evaluation(plain, varied, recipe, folder)
+    if resume is not None:
+        evaluation.keep(folder / "best.zip")
+    progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
+    try:
+        print(
+            f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
+            flush=True,
+        )
+        model.learn(
+            recipe.steps,
+            callback=CallbackList([EpisodeLog(), evaluation, progress]),
+            reset_num_timesteps=resume is None,
+        )
+    except KeyboardInterrupt:
+        progress.close()
+        evaluation.init_callback(model)
+        print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
+    evaluation.evaluate()
+    model.logger.dump(model.num_timesteps)
+    assert evaluation.best is not None
+    return evaluation.best
