@@ -184,7 +184,7 @@ def probed_p95_us(policy: str, telemetry: Telemetry) -> float:
     return p95_us
 
 
-class Every:
+class Periodic:
     """
     A loop inside a loop: says when its next turn has come.
 

@@ -31,7 +31,7 @@ MOST_EVALUATION_S = 12.0
 EPISODES = 100
 
 
-class Stopwatch:
+class TimedPolicy:
     """
     A policy whose decisions are timed.
 
@@ -63,7 +63,7 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
     :param episodes: how many to run; the cost of `EPISODES` is extrapolated from them
     """
     policy = agents.make(name)
-    watch = Stopwatch(policy)
+    watch = TimedPolicy(policy)
     first, *starts = starts_from(0, episodes + 1)
     run_episode(machine, watch, first)
     begun_s = time.process_time()

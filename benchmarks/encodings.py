@@ -96,7 +96,7 @@ class FactorisedAllocation(VecEnvWrapper):
     def step_async(self, actions: Any) -> None:
         """Write the projected allocations as wishes; the kernel regulates them."""
         hosts = self.base.hosts
-        hosts["wish_service"] = self.services[actions[:, 0]]
+        hosts["desired_service"] = self.services[actions[:, 0]]
         choice = actions[:, 1:]
         pause = choice == len(self.places)
         place = self.places[np.where(pause, 0, choice)]
@@ -105,10 +105,10 @@ class FactorisedAllocation(VecEnvWrapper):
         self.projected += int((pause & pending).sum() + (~pause & done).sum())
         wish = np.where(pause, JobState.PAUSED, JobState.RUNNING)
         wish = np.where(pause & pending, JobState.PENDING, wish)
-        hosts["wish_state"] = wish
-        hosts["wish_set"] = np.where(pause, hosts["wish_set"], place[..., 0])
-        hosts["wish_place"] = -1
-        hosts["wish_weight"] = np.where(pause, hosts["wish_weight"], place[..., 1])
+        hosts["desired_state"] = wish
+        hosts["desired_set"] = np.where(pause, hosts["desired_set"], place[..., 0])
+        hosts["desired_place"] = -1
+        hosts["desired_weight"] = np.where(pause, hosts["desired_weight"], place[..., 1])
         self.venv.step_async(np.zeros(self.num_envs, np.int64))
 
     def step_wait(self) -> Any:

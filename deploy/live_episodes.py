@@ -117,7 +117,7 @@ class LiveBackend:
             self.close()
         return ended, terms
 
-    def look(self, row: npt.NDArray[np.float32]) -> None:
+    def observe(self, row: npt.NDArray[np.float32]) -> None:
         """Write the observation, float32[n_features + n_edits]."""
         assert self._episode is not None, "begin comes first"
         control, n_features = self._episode.control, len(row) - len(self._rows)
@@ -162,7 +162,7 @@ class Episode:
             self.control: ControlState = self.machine.sense()
             self.control.settled_qps = self.control.qps
             self._began_s = self.machine.polled_s
-            self._judge = Judge(self._probe, scenario, time.monotonic())
+            self._slo_monitor = SloMonitor(self._probe, scenario, time.monotonic())
             self._undo = stack.pop_all()
 
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
@@ -178,11 +178,11 @@ class Episode:
         machine.sense()
         remember(control)
         ended = self._standing()
-        violated_s, over_slo_s = self._judge.poll(self._first_start_s())
+        violated_s, over_slo_s = self._slo_monitor.poll(self._first_start_s())
         if ended:
             end_s = time.monotonic()
             self._poll_while(lambda: self._probe.known_until_s < end_s, PROBE_LIMIT_S)
-            more_violated_s, more_over_s = self._judge.finish(end_s, self._first_start_s())
+            more_violated_s, more_over_s = self._slo_monitor.finish(end_s, self._first_start_s())
             violated_s, over_slo_s = violated_s + more_violated_s, over_slo_s + more_over_s
         after = 0.0 if ended == TERMINATED else self._potential()
         edited = 1 - control.kept
@@ -210,9 +210,9 @@ class Episode:
         return {
             "makespan_s": makespan_s,
             "completed": completed,
-            "violation_ratio": self._judge.violations / max(1, self._judge.intervals),
-            "violations": self._judge.violations,
-            "intervals": self._judge.intervals,
+            "violation_ratio": self._slo_monitor.violations / max(1, self._slo_monitor.intervals),
+            "violations": self._slo_monitor.violations,
+            "intervals": self._slo_monitor.intervals,
             "interval_s": self._scenario.load.interval_s,
             "edits": self._edits,
             "actuations": self._changes,
@@ -333,7 +333,7 @@ class Episode:
         return self._state.started_s + min(started) if started else math.inf
 
 
-class Judge:
+class SloMonitor:
     """
     What the probe shows of the SLO, interval by interval.
 
@@ -352,7 +352,7 @@ class Judge:
 
     def poll(self, batch_from_s: float) -> tuple[float, float]:
         """
-        Judge what has become known.
+        SloMonitor what has become known.
 
         :param batch_from_s: when the first job started; intervals that ended before do not count
         :return: length of the intervals that broke the SLO, and the integral over time of the
@@ -370,7 +370,7 @@ class Judge:
 
     def finish(self, end_s: float, batch_from_s: float) -> tuple[float, float]:
         """
-        Judge the rest, the interval under way as far as it came; see `poll`.
+        SloMonitor the rest, the interval under way as far as it came; see `poll`.
 
         :param end_s: when the episode ended
         :param batch_from_s: when the first job started

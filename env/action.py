@@ -154,7 +154,7 @@ def can_serve(control, cores):
     """Whether memcached's vCPUs may become `cores`: others than now, and not fewer too soon."""
     leaving = control.service & ~cores
     held = control.now_s - control.grown_at_s < control.service_dwell_s
-    return cores != control.wish_service and not (leaving != 0 and held)
+    return cores != control.desired_service and not (leaving != 0 and held)
 
 
 def legal_edits(control, rows, legal):
@@ -172,8 +172,8 @@ def legal_edits(control, rows, legal):
     for edit in range(len(rows)):
         legal[edit] = 1.0 if word & rows[edit, GATE] != 0 else 0.0
     for job in range(len(control.state)):
-        if control.wish_place[job] >= 0 and control.state[job] == RUNNING:
-            legal[control.wish_place[job]] = 0.0
+        if control.desired_place[job] >= 0 and control.state[job] == RUNNING:
+            legal[control.desired_place[job]] = 0.0
     for edit in range(1, len(rows)):
         if rows[edit, 0] != SERVICE:
             break
@@ -187,7 +187,7 @@ def is_legal(control, rows, edit):
     if rows[edit, 0] == KEEP and something_runs(control):
         return True  # most decisions: no need to know what else is open
     job = rows[edit, 1]
-    there = control.wish_place[job] == edit and control.state[job] == RUNNING
+    there = control.desired_place[job] == edit and control.state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0
 
 
@@ -205,16 +205,16 @@ def apply_edit(control, rows, edit):
         kind = KEEP
     control.kept = 1 if kind == KEEP else 0
     if kind == SERVICE:
-        control.wish_service = rows[edit, 2]
+        control.desired_service = rows[edit, 2]
     elif kind == START or kind == PLACE:
-        control.wish_state[job] = RUNNING
-        control.wish_place[job] = rows[edit, PLACE_EDIT]
-        control.wish_set[job] = rows[edit, 2]
-        control.wish_weight[job] = rows[edit, 3]
+        control.desired_state[job] = RUNNING
+        control.desired_place[job] = rows[edit, PLACE_EDIT]
+        control.desired_set[job] = rows[edit, 2]
+        control.desired_weight[job] = rows[edit, 3]
         if kind == START:
-            control.wish_threads[job] = rows[edit, 4]
+            control.desired_threads[job] = rows[edit, 4]
     elif kind == PAUSE:
-        control.wish_state[job] = PAUSED
+        control.desired_state[job] = PAUSED
 
 
 def resolve_sets(control):
@@ -226,9 +226,9 @@ def resolve_sets(control):
     """
     left = ((1 << control.n_vcpus) - 1) & ~control.service
     for job in range(len(control.state)):
-        cores = control.wish_set[job]
-        if control.wish_weight[job] == NORMAL and cores & control.service != 0:
+        cores = control.desired_set[job]
+        if control.desired_weight[job] == NORMAL and cores & control.service != 0:
             cores = cores & left
             if cores == 0:
                 cores = left
-        control.wish_cores[job] = cores
+        control.desired_cores[job] = cores

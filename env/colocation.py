@@ -33,7 +33,7 @@ class Backend(Protocol):
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
         """Take one decision; 0, `TERMINATED` or `TRUNCATED`, and the reward terms."""
 
-    def look(self, row: npt.NDArray[np.float32]) -> None:
+    def observe(self, row: npt.NDArray[np.float32]) -> None:
         """Write the observation into `row`."""
 
     def summary(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
             (trace_seed,) = trace_seeds(entropy, 1, "training")
         self.backend.begin(trace_seed, self.np_random)
         self._begun = True
-        return self._look(), {"trace_seed": trace_seed} if self.backend.makes_load else {}
+        return self._observe(), {"trace_seed": trace_seed} if self.backend.makes_load else {}
 
     def step(
         self, action: np.int64 | int
@@ -133,19 +133,19 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         if ended:
             info["episode_summary"] = self.backend.summary()
         reward = sum(terms.values())
-        return self._look(), reward, ended == TERMINATED, ended == TRUNCATED, info
+        return self._observe(), reward, ended == TERMINATED, ended == TRUNCATED, info
 
     def action_mask(self) -> npt.NDArray[np.bool_]:
         """bool[n_edits]: which edits are legal now; the end of the observation says the same."""
-        return self._look()[-len(self.table) :] > 0.5
+        return self._observe()[-len(self.table) :] > 0.5
 
     def close(self) -> None:
         """End the episode; a real machine is left as it was found."""
         self.backend.close()
 
-    def _look(self) -> npt.NDArray[np.float32]:
+    def _observe(self) -> npt.NDArray[np.float32]:
         row = np.empty(self._size, np.float32)
-        self.backend.look(row)
+        self.backend.observe(row)
         return row
 
 

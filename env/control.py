@@ -58,14 +58,14 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("job_state", whole, jobs),  # JobState
         ("job_cpu_s", real, jobs),
         # What the policy wishes.
-        ("wish_service", whole),
-        ("wish_state", whole, jobs),
-        ("wish_place", whole, jobs),  # the edit that names where the job is, or -1
-        ("wish_set", whole, jobs),  # where a job may go; `env.action` turns it into vCPUs
-        ("wish_cores", whole, jobs),
-        ("wish_weight", whole, jobs),
-        ("wish_threads", whole, jobs),
-        ("wish_quota", real, jobs),  # [vCPUs], inf is no limit
+        ("desired_service", whole),
+        ("desired_state", whole, jobs),
+        ("desired_place", whole, jobs),  # the edit that names where the job is, or -1
+        ("desired_set", whole, jobs),  # where a job may go; `env.action` turns it into vCPUs
+        ("desired_cores", whole, jobs),
+        ("desired_weight", whole, jobs),
+        ("desired_threads", whole, jobs),
+        ("desired_quota", real, jobs),  # [vCPUs], inf is no limit
         # What the regulator made of it: the allocation sent to the actuator, in one stretch.
         ("service", whole),
         ("state", whole, jobs),
@@ -121,13 +121,13 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         hold_s=scenario.control.hold_s,
         slo_us=scenario.service.slo_us,
         refuge=refuge,
-        wish_service=refuge,
-        wish_place=[-1] * n_jobs,
-        wish_set=[everything] * n_jobs,
-        wish_cores=[everything] * n_jobs,
-        wish_weight=[int(Weight.NORMAL)] * n_jobs,
-        wish_threads=[max(job.threads) for job in scenario.jobs],
-        wish_quota=[math.inf] * n_jobs,
+        desired_service=refuge,
+        desired_place=[-1] * n_jobs,
+        desired_set=[everything] * n_jobs,
+        desired_cores=[everything] * n_jobs,
+        desired_weight=[int(Weight.NORMAL)] * n_jobs,
+        desired_threads=[max(job.threads) for job in scenario.jobs],
+        desired_quota=[math.inf] * n_jobs,
         service=refuge,
         cores=[everything] * n_jobs,
         weight=[int(Weight.NORMAL)] * n_jobs,
@@ -156,7 +156,7 @@ def control_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
     return np.dtype(control_fields(n_jobs, n_vcpus), align=True)
 
 
-def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
+def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     """
     Write an allocation into the row as the policy's wish.
 
@@ -164,9 +164,13 @@ def wish(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     :param allocation: what the policy wants; jobs it does not name keep their last wish
     :param scenario: gives the order of the jobs
     """
-    control.wish_service = mask_of(allocation.service_cores)
-    states, cores = control.wish_state, control.wish_cores
-    weights, threads, quotas = control.wish_weight, control.wish_threads, control.wish_quota
+    control.desired_service = mask_of(allocation.service_cores)
+    states, cores = control.desired_state, control.desired_cores
+    weights, threads, quotas = (
+        control.desired_weight,
+        control.desired_threads,
+        control.desired_quota,
+    )
     for index, known in enumerate(scenario.jobs):
         job = allocation.jobs.get(known.name)
         if job is None or job.state in IDLE:

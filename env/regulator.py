@@ -32,7 +32,7 @@ def overrule(control, reason):
 def regulate_service(control):
     """Decide memcached's vCPUs: growth at once, shrinking only after the dwell time."""
     control.overruled_reasons = 0
-    service = control.wish_service & ((1 << control.n_vcpus) - 1)
+    service = control.desired_service & ((1 << control.n_vcpus) - 1)
     if service == 0:
         service = control.service
         overrule(control, STRANDED)
@@ -56,7 +56,7 @@ def regulate_jobs(control):
     for job in range(len(control.state)):
         if control.state[job] == DONE:
             continue
-        state = control.wish_state[job]
+        state = control.desired_state[job]
         if control.state[job] == PENDING:
             if state != RUNNING:
                 continue
@@ -64,7 +64,7 @@ def regulate_jobs(control):
                 overrule(control, MEMORY)
                 continue
             memory_free -= control.job_memory_mib[job]
-            control.threads[job] = control.wish_threads[job]
+            control.threads[job] = control.desired_threads[job]
         elif state == PENDING:
             state = control.state[job]
         state = hold_pause(control, job, state)
@@ -72,7 +72,7 @@ def regulate_jobs(control):
         if state == PAUSED and control.state[job] == RUNNING:
             control.paused_at_s[job] = control.now_s
         control.state[job] = state
-        control.quota[job] = control.wish_quota[job]
+        control.quota[job] = control.desired_quota[job]
 
 
 def hold_pause(control, job, state):
@@ -90,8 +90,8 @@ def hold_pause(control, job, state):
 def place(control, job, state):
     """Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping."""
     everything = (1 << control.n_vcpus) - 1
-    weight = control.wish_weight[job]
-    cores = control.wish_cores[job] & everything
+    weight = control.desired_weight[job]
+    cores = control.desired_cores[job] & everything
     if cores == 0:
         cores = everything
     apart = weight == NORMAL or control.share_service_cores == 0
@@ -120,17 +120,17 @@ def place(control, job, state):
 def pass_through(control):
     """Apply the wish as it stands: for faithfulness runs of published controllers."""
     control.overruled_reasons = 0
-    if control.wish_service != 0:
-        control.service = control.wish_service
+    if control.desired_service != 0:
+        control.service = control.desired_service
     for job in range(len(control.state)):
         if control.job_state[job] == DONE:
             control.state[job] = DONE
-        elif control.wish_state[job] == RUNNING or (
-            control.wish_state[job] == PAUSED and control.state[job] != PENDING
+        elif control.desired_state[job] == RUNNING or (
+            control.desired_state[job] == PAUSED and control.state[job] != PENDING
         ):
             if control.state[job] == PENDING:
-                control.threads[job] = control.wish_threads[job]
-            control.state[job] = control.wish_state[job]
-            control.cores[job] = control.wish_cores[job]
-            control.weight[job] = control.wish_weight[job]
-            control.quota[job] = control.wish_quota[job]
+                control.threads[job] = control.desired_threads[job]
+            control.state[job] = control.desired_state[job]
+            control.cores[job] = control.desired_cores[job]
+            control.weight[job] = control.desired_weight[job]
+            control.quota[job] = control.desired_quota[job]

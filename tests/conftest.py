@@ -91,15 +91,15 @@ class Rig:
         kernel.start_episode(self.row, self.targets)
         return self.targets
 
-    def look(self) -> npt.NDArray[np.float32]:
+    def observe(self) -> npt.NDArray[np.float32]:
         """The observation."""
         row = np.zeros(self.factory.observation_size, np.float32)
-        kernel.look(self.row, self.factory.table.rows, row)
+        kernel.observe(self.row, self.factory.table.rows, row)
         return row
 
     def legal(self) -> npt.NDArray[np.intp]:
         """Indices of the edits that the mask allows."""
-        return np.flatnonzero(self.look()[-len(self.factory.table) :] == 1.0)
+        return np.flatnonzero(self.observe()[-len(self.factory.table) :] == 1.0)
 
     def step(self, edit: int, gamma: float = 1.0) -> tuple[int, npt.NDArray[np.float64]]:
         """One decision; how the episode stands, and the reward terms."""
@@ -107,37 +107,37 @@ class Rig:
         rows = self.factory.table.rows
         return kernel.step(self.row, rows, self.targets, edit, gamma, terms), terms
 
-    def wish(self, service: tuple[int, ...], **jobs: Any) -> None:
+    def set_desired(self, service: tuple[int, ...], **jobs: Any) -> None:
         """
         Wish for an allocation and send it.
 
         :param service: memcached's vCPUs
         :param jobs: for a job's name its (state, vCPUs, weight), launched with 4 threads
         """
-        self.row["wish_service"] = mask_of(service)
+        self.row["desired_service"] = mask_of(service)
         for name, (state, cores, weight) in jobs.items():
             job = self.scenario.job_names.index(name)
-            self.row["wish_state"][job] = int(state)
-            self.row["wish_cores"][job] = mask_of(cores)
-            self.row["wish_weight"][job] = int(weight)
-            self.row["wish_threads"][job] = 4
-        kernel.apply_wish(self.row, True)
+            self.row["desired_state"][job] = int(state)
+            self.row["desired_cores"][job] = mask_of(cores)
+            self.row["desired_weight"][job] = int(weight)
+            self.row["desired_threads"][job] = 4
+        kernel.apply_desired(self.row, True)
 
     def wish_anything(self, rng: np.random.Generator) -> None:
         """Wish for something random, most of what there is staying as it is."""
         row, n_vcpus = self.row, self.scenario.machine.vcpus
         if rng.random() < 0.3:
             choices = self.scenario.service.core_choices
-            row["wish_service"] = mask_of(choices[rng.integers(len(choices))])
+            row["desired_service"] = mask_of(choices[rng.integers(len(choices))])
         for job, known in enumerate(self.scenario.jobs):
             if rng.random() < 0.15:
                 paused = row["state"][job] == JobState.RUNNING and rng.random() < 0.4
-                row["wish_state"][job] = JobState.PAUSED if paused else JobState.RUNNING
-                row["wish_cores"][job] = rng.integers(1, 2**n_vcpus)
-                row["wish_weight"][job] = rng.integers(2)
-                row["wish_threads"][job] = rng.choice(known.threads)
-                row["wish_quota"][job] = rng.choice([0.5, 1.5, np.inf])
-        kernel.apply_wish(row, True)
+                row["desired_state"][job] = JobState.PAUSED if paused else JobState.RUNNING
+                row["desired_cores"][job] = rng.integers(1, 2**n_vcpus)
+                row["desired_weight"][job] = rng.integers(2)
+                row["desired_threads"][job] = rng.choice(known.threads)
+                row["desired_quota"][job] = rng.choice([0.5, 1.5, np.inf])
+        kernel.apply_desired(row, True)
 
     def events(self, until_s: float) -> Iterator[tuple[Any, Any]]:
         """

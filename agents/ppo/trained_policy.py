@@ -107,10 +107,10 @@ class KnownMasks:
         :return: float32[n_edits], 0 where an edit is legal and -inf where it is not
         """
         held = control.now_s - control.grown_at_s < control.service_dwell_s
-        places = tuple(control.wish_place)
+        places = tuple(control.desired_place)
         # All that `legal_edits` looks at.
         seen = (open_edits(control), tuple(control.state), places)
-        key = (*seen, control.wish_service, control.service, held)
+        key = (*seen, control.desired_service, control.service, held)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self.LIMIT:
@@ -169,8 +169,8 @@ class PPOPolicy:
         self._masks = KnownMasks(self._rows)
         self._first = True
         self._seen: Allocation | None = None
-        self._wished: tuple[tuple[int, ...], ...] = ()
-        self._wish_value = Allocation(())
+        self._desired: tuple[tuple[int, ...], ...] = ()
+        self._desired_value = Allocation(())
         self._settled = False  # to regulate the same wish again would change nothing
 
     def decide(self, telemetry: Telemetry) -> Allocation:
@@ -190,16 +190,16 @@ class PPOPolicy:
         edit = self._network.choose(self._masks.penalty(control))
         apply_edit(control, self._rows, edit)
         if not (control.kept and self._settled):
-            wished_service = control.wish_service
+            desired_service = control.desired_service
             regulate_service(control)
             resolve_sets(control)
-            self._note_wish(wished_service)
+            self._note_desired(desired_service)
             regulate_jobs(control)
             self._settled = control.overruled_reasons == 0
         shift_history(control)
         loop = self._scenario.control
         self.period_s = loop.hold_s if control.kept else loop.period_s
-        return self._wish_value
+        return self._desired_value
 
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control
@@ -224,7 +224,7 @@ class PPOPolicy:
         control = self._control
         service = mask_of(applied.service_cores)
         if service != control.service:
-            control.service = control.wish_service = service
+            control.service = control.desired_service = service
         everything = (1 << control.n_vcpus) - 1
         for index, name in enumerate(self._names):
             job = applied.jobs[name]
@@ -232,15 +232,15 @@ class PPOPolicy:
             known = (control.state[index], control.cores[index], control.weight[index])
             if known == (state, cores, job.weight) or state == JobState.DONE:
                 continue
-            control.state[index] = control.wish_state[index] = state
+            control.state[index] = control.desired_state[index] = state
             if state == JobState.PENDING:
-                control.wish_place[index] = -1
+                control.desired_place[index] = -1
                 continue
-            control.cores[index] = control.wish_cores[index] = cores
-            control.weight[index] = control.wish_weight[index] = int(job.weight)
-            control.threads[index] = control.wish_threads[index] = job.threads
-            control.wish_set[index] = cores or everything
-            control.wish_place[index] = self._place_of(index, cores, int(job.weight))
+            control.cores[index] = control.desired_cores[index] = cores
+            control.weight[index] = control.desired_weight[index] = int(job.weight)
+            control.threads[index] = control.desired_threads[index] = job.threads
+            control.desired_set[index] = cores or everything
+            control.desired_place[index] = self._place_of(index, cores, int(job.weight))
 
     def _place_of(self, job: int, cores: int, weight: int) -> int:
         """The edit that names a place, or -1."""
@@ -250,18 +250,18 @@ class PPOPolicy:
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else -1
 
-    def _note_wish(self, service: int) -> None:
+    def _note_desired(self, service: int) -> None:
         """Bring the wish as a value up to date: the same object as long as it stays the same."""
         control = self._control
         wished = (
             (service,),
-            tuple(control.wish_state),
-            tuple(control.wish_cores),
-            tuple(control.wish_weight),
-            tuple(control.wish_threads),
+            tuple(control.desired_state),
+            tuple(control.desired_cores),
+            tuple(control.desired_weight),
+            tuple(control.desired_threads),
         )
-        if wished != self._wished:
-            self._wished = wished
+        if wished != self._desired:
+            self._desired = wished
             # A job whose set memcached holds whole is for the regulator to stop.
             everything = (1 << control.n_vcpus) - 1
             jobs = {
@@ -272,4 +272,4 @@ class PPOPolicy:
                     self._names, *wished[1:], strict=True
                 )
             }
-            self._wish_value = Allocation(cores_of(service), jobs)
+            self._desired_value = Allocation(cores_of(service), jobs)

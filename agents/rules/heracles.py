@@ -3,7 +3,7 @@
 from pydantic import NonNegativeInt, PositiveFloat
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import Every, probed_p95_us
+from agents.policy import Periodic, probed_p95_us
 from env.allocation import Allocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -48,7 +48,7 @@ class Heracles(BestEffortController[HeraclesParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self.probe_window_s = self.parameters.top_period_s
-        self._top = Every(self.parameters.top_period_s)
+        self._top = Periodic(self.parameters.top_period_s)
         self._enabled = self._growing = False
         self._cooled_at_s = 0.0
         self._cores = 0
@@ -56,7 +56,7 @@ class Heracles(BestEffortController[HeraclesParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """One turn of the core controller, and of the top-level loop when it is due."""
         if self._top.due(telemetry.time_s):
-            self._look(telemetry)
+            self._observe(telemetry)
         if not self._enabled:
             self._cores = 0
         elif self._growing or self._cores == 0:
@@ -64,7 +64,7 @@ class Heracles(BestEffortController[HeraclesParameters]):
         split = len(self.vcpus) - self._cores
         return Allocation(self.vcpus[:split], self.on(telemetry, self.vcpus[split:]))
 
-    def _look(self, telemetry: Telemetry) -> None:
+    def _observe(self, telemetry: Telemetry) -> None:
         rule, now_s = self.parameters, telemetry.time_s
         target_us = self.scenario.service.slo_us
         slack = (target_us - probed_p95_us(self.name, telemetry)) / target_us

@@ -3,7 +3,7 @@
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import Every, probed_p95_us
+from agents.policy import Periodic, probed_p95_us
 from env.allocation import Allocation, Weight
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -59,7 +59,7 @@ class HybridPrm(BestEffortController[HybridPrmParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self.probe_window_s = self.parameters.period_s
-        self._top = Every(self.parameters.top_period_s)
+        self._top = Periodic(self.parameters.top_period_s)
         self._enabled = self._growing = False
         self._cooled_at_s = 0.0
         self._budget = 0.0
@@ -69,14 +69,14 @@ class HybridPrm(BestEffortController[HybridPrmParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """One turn of the sub-controller, and of the top-level loop when it is due."""
         if self._top.due(telemetry.time_s):
-            self._look(telemetry)
+            self._observe(telemetry)
         if not self._enabled:
             self._budget = 0.0
         elif self._growing:
             self._budget = min(self._budget + self._step, float(len(self.vcpus)))
         return Allocation(self.most, self.within(telemetry, self._budget, Weight.BACKGROUND))
 
-    def _look(self, telemetry: Telemetry) -> None:
+    def _observe(self, telemetry: Telemetry) -> None:
         rule, now_s = self.parameters, telemetry.time_s
         target_us = self.scenario.service.slo_us
         slack = (target_us - probed_p95_us(self.name, telemetry)) / target_us

@@ -5,7 +5,7 @@ import math
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import Every, RateWindow, SensorMissingError
+from agents.policy import Periodic, RateWindow, SensorMissingError
 from env.allocation import Allocation, Weight
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -53,7 +53,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self.probe_window_s = self.parameters.main_period_s
-        self._main = Every(self.parameters.main_period_s)
+        self._main = Periodic(self.parameters.main_period_s)
         self._service_cpu, self._batch_cpu = RateWindow(), RateWindow()
         self._alone_cpi: list[float] = []
         self._service_peak = 0.0

@@ -40,7 +40,7 @@ GIVEN_UP = 125
 
 
 @dataclass
-class Company:
+class JobContext:
     """
     What all jobs of a deployment share.
 
@@ -102,16 +102,16 @@ class JobRun:
 
     :param job: what the scenario says
     :param record: its part of the state file
-    :param company: what it shares with the others
+    :param context: what it shares with the others
     """
 
-    def __init__(self, job: Job, record: JobRecord, company: Company):
+    def __init__(self, job: Job, record: JobRecord, context: JobContext):
         self.job = job
         self.record = record
         self.wanted = JobAllocation()
         self.instance: Instance | None = None
         self.changes = 0
-        self._company = company
+        self._context = context
         self._group: JobGroup | None = None
         self._written = _Written()
         self._paused_at_s: float | None = None
@@ -220,7 +220,7 @@ class JobRun:
             if wanted.cores != now.cores:
                 place.set_cores(wanted.cores)
                 self._note_written(cores=wanted.cores)
-                self._company.recorder.event("update_cores", self.job.name, wanted.cores)
+                self._context.recorder.event("update_cores", self.job.name, wanted.cores)
             if wanted.weight != self._written.weight:
                 place.set_weight(wanted.weight)
                 self._note_written(weight=wanted.weight)
@@ -244,7 +244,7 @@ class JobRun:
             if not call.future.done():
                 if now_s - call.since_s > LATE_S and not call.reported:
                     call.reported = True
-                    self._company.note(self.job.name, f"{call.what} takes long")
+                    self._context.note(self.job.name, f"{call.what} takes long")
                 return
             self._call = None
             self._finish(call, now_s)
@@ -258,7 +258,7 @@ class JobRun:
         :param now_s: since the run started
         """
         if self._remains is not None:
-            self._submit("removing", self._company.runtime.remove, now_s, self._remains)
+            self._submit("removing", self._context.runtime.remove, now_s, self._remains)
         else:
             self._begin_attempt(now_s)
 
@@ -293,8 +293,8 @@ class JobRun:
 
         :param number: which
         """
-        company = self._company
-        folder = company.folder.attempt_folder(company.state.nonce, self.job.name, number)
+        context = self._context
+        folder = context.folder.attempt_folder(context.state.nonce, self.job.name, number)
         return Attempt(self.job, number, self.record.threads, folder, self._group)
 
     def make_group(self) -> None:
@@ -303,12 +303,12 @@ class JobRun:
 
         :raises OSError: if the machine does not allow it
         """
-        if self._company.group_for is None or self._group is not None:
+        if self._context.group_for is None or self._group is not None:
             return
-        group = self._company.group_for(self.job.name)
+        group = self._context.group_for(self.job.name)
         self.record.group = str(group.path)
         self.record.weight_file = str(group.weight_file)
-        self._company.save()  # what is made in part is removed, too
+        self._context.save()  # what is made in part is removed, too
         group.create()
         self._group = group
 
@@ -327,7 +327,7 @@ class JobRun:
     # --- the worker's part ---
 
     def _begin(self, now_s: float) -> None:
-        runtime, instance = self._company.runtime, self.instance
+        runtime, instance = self._context.runtime, self.instance
         if instance is None:
             return
         if self._ended:
@@ -349,8 +349,8 @@ class JobRun:
         except OSError as error:
             self._put_off("starting", f"no place to run: {error}", now_s)
             return
-        self._company.save()
-        if self._company.unsaved:  # a loop that takes over must know of it
+        self._context.save()
+        if self._context.unsaved:  # a loop that takes over must know of it
             self._put_off("starting", "the state cannot be written", now_s)
             return
         late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
@@ -360,7 +360,7 @@ class JobRun:
         self, attempt: Attempt, wanted: JobAllocation, late: bool
     ) -> tuple[Instance, _Written]:
         """Runs in the worker: start an attempt, unless a call that seemed to fail has done so."""
-        runtime = self._company.runtime
+        runtime = self._context.runtime
         found = runtime.find(attempt)
         if found is not None and (found.pid or exit_code(attempt.folder) is not None):
             return found, _Written()
@@ -375,7 +375,7 @@ class JobRun:
         return runtime.start(attempt, wanted.cores, wanted.weight), written
 
     def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
-        self._call = _Call(what, self._company.worker.submit(work, *arguments), now_s)
+        self._call = _Call(what, self._context.worker.submit(work, *arguments), now_s)
 
     def _finish(self, call: _Call, now_s: float) -> None:
         try:
@@ -420,7 +420,7 @@ class JobRun:
         self._away_since_s = None
         if what == "removing":
             self._remains = None
-            self._company.note(self.job.name, "its remains could not be removed")
+            self._context.note(self.job.name, "its remains could not be removed")
         elif what in ("starting", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
@@ -438,10 +438,10 @@ class JobRun:
             self._cpu_before_s += self._cpu_s
         self._cpu_s = 0.0
         self.changes += 1
-        self._company.recorder.event(
+        self._context.recorder.event(
             "start", self.job.name, self.wanted.cores, instance.attempt.threads
         )
-        self._company.save()
+        self._context.save()
 
     def _note_resumed(self, now_s: float) -> None:
         if self._paused_at_s is not None:
@@ -454,8 +454,8 @@ class JobRun:
             return
         self.record.exit_code, self.record.end_s = 0, now_s
         self._clear_attempt(now_s)
-        self._company.recorder.event("end", self.job.name)
-        self._company.save()
+        self._context.recorder.event("end", self.job.name)
+        self._context.save()
 
     def _fail(self, code: int, why: str, now_s: float) -> None:
         """An attempt has failed: wait for the policy to start another one, or give up."""
@@ -465,12 +465,12 @@ class JobRun:
         if record.failures > RETRIES:
             record.exit_code, record.end_s = code, now_s
             detail = f"given up after {record.failures} attempts: {text}"
-            self._company.recorder.event("end", name, detail=detail)
+            self._context.recorder.event("end", name, detail=detail)
         else:
-            self._company.note(name, failed_attempt(record.attempts, text))
+            self._context.note(name, failed_attempt(record.attempts, text))
         self._clear_attempt(now_s)
         self.wanted = JobAllocation()
-        self._company.save()
+        self._context.save()
 
     def _clear_attempt(self, now_s: float) -> None:
         self._note_resumed(now_s)
@@ -485,11 +485,11 @@ class JobRun:
 
     def _note_change(self, what: str) -> None:
         self.changes += 1
-        self._company.recorder.event(what, self.job.name)
+        self._context.recorder.event(what, self.job.name)
 
     def _complain(self, why: str) -> None:
         """Record a fault once, however often it is met."""
         text = " ".join(why.split())
         if text != self._complaint:
             self._complaint = text
-            self._company.note(self.job.name, text)
+            self._context.note(self.job.name, text)

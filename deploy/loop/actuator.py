@@ -13,7 +13,7 @@ import select
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.jobs.job_run import Company, JobRun
+from deploy.jobs.job_run import JobContext, JobRun
 from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
 from deploy.linux.cgroups import JobGroup
@@ -55,10 +55,10 @@ class Actuator:
         recorder: Recorder,
     ):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        self._company = Company(runtime, self._worker, folder, state, group_for, recorder)
+        self._context = JobContext(runtime, self._worker, folder, state, group_for, recorder)
         self.state = state
         self.jobs = {
-            job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._company)
+            job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._context)
             for job in scenario.jobs
         }
         self._recorder = recorder
@@ -88,7 +88,7 @@ class Actuator:
         :raises RuntimeUnavailableError: if whoever runs the jobs cannot be asked
         :raises OSError: if a control group cannot be made
         """
-        runtime = self._company.runtime
+        runtime = self._context.runtime
         for run in self.jobs.values():
             record = run.record
             if record.exit_code is not None or record.attempts == 0:
@@ -116,8 +116,8 @@ class Actuator:
             except OSError:
                 return
             self.state.service = ServiceRecord(who.pid, who.started, had)
-            self._company.save()
-            self._company.note(MEMCACHED, f"process {who.pid}")
+            self._context.save()
+            self._context.note(MEMCACHED, f"process {who.pid}")
         self._write_service(self._service_wanted)
 
     def apply(self, allocation: Allocation) -> None:
@@ -156,9 +156,9 @@ class Actuator:
         self._write_service(self._service_wanted)
         if self._unsettled:
             self._go_on(now_s, calm)
-        if self._company.unsaved and now_s >= self._save_at_s:
+        if self._context.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
-            self._company.save()
+            self._context.save()
 
     def wait(self, timeout_s: float) -> None:
         """
@@ -237,7 +237,7 @@ class Actuator:
             allocation = JobAllocation(run.state)
             instance = run.instance
             if instance is not None and instance.placement is not None:
-                paused = self._company.runtime.paused(instance)
+                paused = self._context.runtime.paused(instance)
                 place = instance.placement
                 allocation = JobAllocation(
                     JobState.PAUSED if paused else JobState.RUNNING,
@@ -259,7 +259,7 @@ class Actuator:
         except OSError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._company.note(MEMCACHED, f"cannot be moved: {error}")
+                self._context.note(MEMCACHED, f"cannot be moved: {error}")
             return
         self._complaint = ""
         self._service_written = cores

@@ -19,7 +19,7 @@ from deploy.records.state import State
 from deploy.safety.guardian import Guardian
 from env.action import apply_edit, resolve_sets
 from env.allocation import Allocation, JobAllocation, JobState
-from env.control import PROBE_WINDOW_S, ControlState, regulated, wish
+from env.control import PROBE_WINDOW_S, ControlState, regulated, set_desired
 from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
@@ -153,7 +153,7 @@ class LiveMachine:
         self._calm_from: Cpu | None = None
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
-        self._wished: Allocation | None = None
+        self._desired: Allocation | None = None
         self._settled = False  # to regulate the same wish again would change nothing
 
     @property
@@ -199,12 +199,12 @@ class LiveMachine:
             wanted = run.wanted
             if wanted.state not in (JobState.RUNNING, JobState.PAUSED):
                 continue
-            row.state[index] = row.wish_state[index] = int(wanted.state)
-            row.threads[index] = row.wish_threads[index] = wanted.threads
-            row.weight[index] = row.wish_weight[index] = int(wanted.weight)
+            row.state[index] = row.desired_state[index] = int(wanted.state)
+            row.threads[index] = row.desired_threads[index] = wanted.threads
+            row.weight[index] = row.desired_weight[index] = int(wanted.weight)
             if wanted.cores:
                 mask = sum(1 << core for core in wanted.cores)
-                row.cores[index] = row.wish_cores[index] = mask
+                row.cores[index] = row.desired_cores[index] = mask
         self._applied = regulated(row, self.scenario)
 
     def watch(self, probe_window_s: float) -> None:
@@ -246,9 +246,9 @@ class LiveMachine:
         :param regulator_on: False lets the wish through as it is
         """
         row = self._up_to_date()
-        if allocation is not self._wished:
-            wish(row, allocation, self.scenario)
-            self._wished, self._settled = allocation, False
+        if allocation is not self._desired:
+            set_desired(row, allocation, self.scenario)
+            self._desired, self._settled = allocation, False
         if self._settled and regulator_on:
             self._note_decided()
             return
@@ -276,7 +276,7 @@ class LiveMachine:
         :param edit: index of the edit
         """
         row = self._up_to_date()
-        self._wished, self._settled = None, False
+        self._desired, self._settled = None, False
         apply_edit(row, rows, edit)
         regulate_service(row)
         resolve_sets(row)

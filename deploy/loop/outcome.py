@@ -43,7 +43,7 @@ def write_report(
         for name, record in state.jobs.items()
     }
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    cost = run_report.Loop(
+    cost = run_report.LoopCost(
         1e3 * machine.scenario.control.period_s,
         machine.overruns,
         100.0 * (usage.ru_utime + usage.ru_stime) / _alive_s(),

@@ -71,7 +71,7 @@ class JobOutcome:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopCost:
     """
     What the loop itself cost: its process, without guardian and probe, which have their own.
 
@@ -111,7 +111,7 @@ class Outcome:
     jobs: Mapping[str, JobOutcome]
     actuations: int
     overruled: int
-    loop: Loop
+    loop: LoopCost
     restored: bool
 
     @property

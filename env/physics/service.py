@@ -109,7 +109,7 @@ def own_speed(c, sibling, background, equal, params, client):
 
 
 @inlined
-def kept_from(equal, cores_mask, threads, most, client):
+def largest_share_taken(equal, cores_mask, threads, most, client):
     """Share of its vCPU that others take from the thread that they take most from.
 
     Others are equal-weight work and the load generator. Threads keep off them while they can.
@@ -196,7 +196,7 @@ def service_capacity(threads, cores_mask, sibling, background, equal, params, cl
 
 
 @inlined
-def dearness(load, exponent):
+def relative_cost(load, exponent):
     """CPU time of a request at a part of the load that can be served, relative to one at all of it.
 
     :param exponent: of that part, to which all requests' CPU time is proportional; below 1 where
@@ -220,7 +220,7 @@ def service_occupancy(
 ):
     """Fraction of each of its vCPUs that memcached asks for.
 
-    :param exponent: how CPU time grows with load, see :func:`dearness`.
+    :param exponent: how CPU time grows with load, see :func:`relative_cost`.
     :return: the fraction; the other parameters are those of :func:`service_state`.
     """
     speed, solo, _ = served(threads, cores_mask, sibling, background, equal, params, client)
@@ -230,7 +230,7 @@ def service_occupancy(
         cores += (cores_mask >> c) & 1
     # Fewer threads than vCPUs keep no more of them busy than they are, moving among them.
     usable = min(1.0, threads / cores)
-    return usable * busy_part(load, speed, solo) * dearness(load, exponent)
+    return usable * busy_part(load, speed, solo) * relative_cost(load, exponent)
 
 
 @compiled
@@ -248,7 +248,7 @@ def service_state(
     :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
     :param params: parameters in the order of :data:`SERVICE_FIELDS`.
     :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
-    :param exponent: how CPU time grows with load, see :func:`dearness`.
+    :param exponent: how CPU time grows with load, see :func:`relative_cost`.
     :return: (p95_us, capacity_qps, cpu_cores, shape of the tail).
     """
     vcpus = len(sibling)
@@ -294,13 +294,15 @@ def service_state(
         waiting = (threads / cores - 1.0) * load ** params[SLICE_EXPONENT]
     if shared_equal > 0.0 or client > 0.0:
         # Each thread serves its own connections: the slowest one's make the tail.
-        taken = kept_from(equal, cores_mask, min(threads, cores), params[EQUAL_SHARE], client)
+        taken = largest_share_taken(
+            equal, cores_mask, min(threads, cores), params[EQUAL_SHARE], client
+        )
         own = params[CORE_CAPACITY_QPS] * vm_speed * (1.0 - taken) * min(threads, cores)
         need = max(load, min(qps / own, 1.0))
         waiting += taken / params[EQUAL_SHARE] * need ** params[EQUAL_EXPONENT]
     wait = params[SLICE_US] * waiting
 
-    cpu = time * busy_part(load, speed, solo) * dearness(load, exponent)
+    cpu = time * busy_part(load, speed, solo) * relative_cost(load, exponent)
     shape = LN_19 / (LN_19 / params[TAIL_SHAPE] + math.log1p(wait / flow))
     return flow + wait, capacity, min(cpu, params[CPU_LIMIT] * time), shape
 

@@ -19,8 +19,8 @@ from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.physics.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
-    dearness,
     mixture_p95,
+    relative_cost,
     service_capacity,
     service_occupancy,
     service_state,
@@ -98,7 +98,7 @@ def client_share(h):
         return 0.0
     full = h.service_params[CORE_CAPACITY_QPS] * h.service_params[VM_SPEED]
     part = h.load_qps / full
-    return min(most * part * dearness(part, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
+    return min(most * part * relative_cost(part, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
 
 
 @compiled
@@ -589,7 +589,7 @@ def work_left(h):
 
 
 @compiled
-def apply_wish(h, regulator_on):
+def apply_desired(h, regulator_on):
     """Regulate an explicit wish and send what comes of it."""
     if regulator_on:
         regulator.regulate_service(h)
@@ -661,7 +661,7 @@ def step(h, rows, targets, edit, gamma, terms):
 
 
 @inlined
-def look(h, rows, row):
+def observe(h, rows, row):
     """Write the observation of a host: features, then the action mask."""
     n_features = row.shape[0] - rows.shape[0]
     observation.observe(h, h.occupancy.shape[0], row[:n_features])
@@ -684,15 +684,15 @@ def step_at(hosts, b, rows, targets, edit, gamma, terms):
 
 
 @compiled
-def look_at(hosts, b, rows, row):
-    """`look` at host b."""
-    look(hosts[b], rows, row)
+def observe_at(hosts, b, rows, row):
+    """`observe` of host b."""
+    observe(hosts[b], rows, row)
 
 
 @compiled
-def apply_wish_at(hosts, b, regulator_on):
-    """`apply_wish` on host b."""
-    apply_wish(hosts[b], regulator_on)
+def apply_desired_at(hosts, b, regulator_on):
+    """`apply_desired` on host b."""
+    apply_desired(hosts[b], regulator_on)
 
 
 @compiled
@@ -740,4 +740,4 @@ def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observ
     for b in range(hosts.shape[0]):
         ended[b] = step(hosts[b], rows, targets[b], edits[b], gamma, terms[b])
         rewards[b] = terms[b].sum()
-        look(hosts[b], rows, observations[b])
+        observe(hosts[b], rows, observations[b])

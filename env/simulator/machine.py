@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from env.action import edit_table
 from env.allocation import Allocation, JobState
-from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, wish
+from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, set_desired
 from env.observation import feature_count
 from env.physics.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
@@ -308,7 +308,7 @@ class SimulatedMachine:
         first, last = fields["service"][1], fields["grown_at_s"][1]
         self._applied_memory = self._hosts.view(np.uint8)[first:last]
         self._applied: tuple[bytes, Allocation] = (b"", Allocation(()))
-        self._wished: Allocation | None = None
+        self._desired: Allocation | None = None
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
         """
@@ -317,7 +317,7 @@ class SimulatedMachine:
         :param trace_seed: seed of mcperf's load
         :param rng: source of everything else that is random
         """
-        self._wished = None
+        self._desired = None
         self._targets = self.factory.new_targets(1)
         self.factory.begin(self._hosts, self._targets, 0, trace_seed, rng)
 
@@ -347,15 +347,15 @@ class SimulatedMachine:
         :param gamma: discount for the shaping term
         :return: 0, `kernel.TERMINATED` or `kernel.TRUNCATED`, and the reward terms
         """
-        self._wished = None
+        self._desired = None
         ended = kernel.step_at(
             self._hosts, 0, self.factory.table.rows, self._targets[0], edit, gamma, self._terms
         )
         return ended, dict(zip(TERMS, self._terms.tolist(), strict=True))
 
-    def look(self, row: npt.NDArray[np.float32]) -> None:
+    def observe(self, row: npt.NDArray[np.float32]) -> None:
         """Write the observation, float32[observation_size]."""
-        kernel.look_at(self._hosts, 0, self.factory.table.rows, row)
+        kernel.observe_at(self._hosts, 0, self.factory.table.rows, row)
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -394,10 +394,10 @@ class SimulatedMachine:
         :param regulator_on: False lets the wish through as it is
         :raises ValueError: if the machine cannot hold it
         """
-        if allocation != self._wished:
-            self._wished = allocation.validate(self.scenario)
-            wish(self.host, allocation, self.scenario)
-        kernel.apply_wish_at(self._hosts, 0, regulator_on)
+        if allocation != self._desired:
+            self._desired = allocation.validate(self.scenario)
+            set_desired(self.host, allocation, self.scenario)
+        kernel.apply_desired_at(self._hosts, 0, regulator_on)
 
     def advance(self, until_s: float, wake: bool = False) -> None:
         """

@@ -17,10 +17,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
-from env.simulator.crew import Crew
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, Variation, episode_summary
 from env.simulator.profile import Profile
+from env.simulator.thread_pool import ThreadPool
 
 _SEEDS_DRAWN_AT_ONCE = 4096
 
@@ -75,7 +75,7 @@ class ColocationVecEnv(VecEnv):
         self._returns = np.zeros(n_envs)
         self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
         self._nothing: dict[str, Any] = {}
-        self._crew = Crew(threads)
+        self._pool = ThreadPool(threads)
         piece = HOSTS_AT_ONCE if threads > 1 else n_envs
         self._pieces = [slice(b, b + piece) for b in range(0, n_envs, piece)]
         self.seed(seed)
@@ -99,7 +99,7 @@ class ColocationVecEnv(VecEnv):
         self._returns[:] = 0.0
         observations = self._next_buffer()
         for index in range(self.num_envs):
-            self._look(index, observations)
+            self._observe(index, observations)
         return observations
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
@@ -131,7 +131,7 @@ class ColocationVecEnv(VecEnv):
                 observations[some],
             )
 
-        self._crew.share(step, self._pieces)
+        self._pool.share(step, self._pieces)
         self._returns += rewards
         infos = [self._nothing] * self.num_envs
         dones = self._ended != 0
@@ -139,7 +139,7 @@ class ColocationVecEnv(VecEnv):
             infos[index] = self._final_info(index, observations)
             self._returns[index] = 0.0
             self._begin(index)
-            self._look(index, observations)
+            self._observe(index, observations)
         return observations, rewards, dones, infos
 
     def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
@@ -165,8 +165,8 @@ class ColocationVecEnv(VecEnv):
             self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
         self.factory.begin(self.hosts, self.targets, index, self._traces.pop(), self._rng)
 
-    def _look(self, index: int, observations: npt.NDArray[np.float32]) -> None:
-        kernel.look_at(self.hosts, index, self.factory.table.rows, observations[index])
+    def _observe(self, index: int, observations: npt.NDArray[np.float32]) -> None:
+        kernel.observe_at(self.hosts, index, self.factory.table.rows, observations[index])
 
     def _next_buffer(self) -> npt.NDArray[np.float32]:
         self._observations.reverse()

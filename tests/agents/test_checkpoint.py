@@ -92,7 +92,7 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_environment(path):
     policy.reset(SCENARIO)
     network = MaskedNetwork(read_checkpoint(path).layers)
     for _ in range(400):
-        direct.look(row)
+        direct.observe(row)
         direct.step(int(network.act(row)), 1.0)
         through.apply(policy.decide(through.telemetry()))
         through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)

@@ -218,14 +218,14 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             elif kind == SERVICE:
                 early = control.now_s - control.grown_at_s < scenario.regulation.service_dwell_s
                 shrinks = control.service & ~cores != 0
-                expected = cores != control.wish_service and not (shrinks and early)
+                expected = cores != control.desired_service and not (shrinks and early)
             elif control.job_state[job] == DONE:
                 expected = False
             elif kind == START:
                 fits = held + scenario.jobs[job].memory_mib <= scenario.machine.memory_mib
                 expected = control.state[job] == PENDING and fits
             elif kind == PLACE:
-                same = (control.wish_set[job], control.wish_weight[job]) == (cores, weight)
+                same = (control.desired_set[job], control.desired_weight[job]) == (cores, weight)
                 rested = control.now_s - control.moved_at_s[job]
                 expected = control.state[job] == PAUSED or (
                     control.state[job] == RUNNING

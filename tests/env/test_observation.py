@@ -163,7 +163,7 @@ def check_bounds(rig: Rig, seed: int, decisions: int) -> None:
     n_features = feature_count(rig.scenario)
     vcpus = rig.scenario.machine.vcpus
     for _ in range(decisions):
-        row = rig.look()
+        row = rig.observe()
         assert np.isfinite(row).all()
         assert row.min() >= 0.0
         assert row.max() <= HIGHEST
@@ -200,7 +200,7 @@ def test_live_and_compiled_observations_are_equal_bit_for_bit(seed: int) -> None
         legal = [-1.0] * len(rows)
         action.legal_edits(control, rows, legal)
         live = np.array(features_of(control, rig.scenario) + legal, np.float32)
-        compiled = rig.look()
+        compiled = rig.observe()
         assert live.tobytes() == compiled.tobytes()
         assert n_features + len(rows) == len(compiled)
         if rig.step(0 if rng.random() < 0.3 else int(rng.choice(rig.legal())))[0]:

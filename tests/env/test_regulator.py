@@ -113,12 +113,12 @@ def decide(control: Any, wish: Wish) -> None:
             control.job_state[job] = int(DONE)
         else:
             control.job_state[job] = int(control.state[job])
-        control.wish_state[job] = int(wish.states[job])
-        control.wish_cores[job] = wish.cores[job]
-        control.wish_weight[job] = int(wish.weights[job])
-        control.wish_threads[job] = wish.threads[job]
-        control.wish_quota[job] = wish.quotas[job]
-    control.wish_service = wish.service
+        control.desired_state[job] = int(wish.states[job])
+        control.desired_cores[job] = wish.cores[job]
+        control.desired_weight[job] = int(wish.weights[job])
+        control.desired_threads[job] = wish.threads[job]
+        control.desired_quota[job] = wish.quotas[job]
+    control.desired_service = wish.service
     regulate_service(control)
     regulate_jobs(control)
 
@@ -249,7 +249,7 @@ def test_a_job_goes_its_way_only_forward(scenario: Scenario, sequence: list[Wish
             if was == PENDING:
                 assert now in (PENDING, RUNNING)
                 if now == RUNNING:
-                    assert after.threads[job] == after.wish_threads[job]
+                    assert after.threads[job] == after.desired_threads[job]
 
 
 # --- what it says about itself ----------------------------------------------------------------
@@ -311,11 +311,11 @@ def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Wish]) -> Non
     for wish in rig_sequence:
         decide(plain, wish)
         rig.row["now_s"] = plain.now_s
-        wished = ("state", "cores", "weight", "threads", "quota")
-        for name in ("job_state", *(f"wish_{field}" for field in wished)):
+        desired = ("state", "cores", "weight", "threads", "quota")
+        for name in ("job_state", *(f"desired_{field}" for field in desired)):
             rig.row[name] = getattr(plain, name)
-        rig.row["wish_service"] = wish.service
-        kernel.apply_wish(rig.row, True)
+        rig.row["desired_service"] = wish.service
+        kernel.apply_desired(rig.row, True)
         for name in ("grown_at_s", "paused_at_s", "moved_at_s", "overruled", "overruled_reasons"):
             assert np.array_equal(rig.row[name], getattr(plain, name)), name
         assert in_force(rig.host) == in_force(plain)
@@ -334,12 +334,12 @@ def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
         before = copy.deepcopy(control)
         decide(copy.deepcopy(control), wish)  # to set the sensors
         control.now_s += wish.wait_s
-        control.wish_service = wish.service
-        control.wish_state[:] = map(int, wish.states)
-        control.wish_cores[:] = wish.cores
-        control.wish_weight[:] = map(int, wish.weights)
-        control.wish_threads[:] = wish.threads
-        control.wish_quota[:] = wish.quotas
+        control.desired_service = wish.service
+        control.desired_state[:] = map(int, wish.states)
+        control.desired_cores[:] = wish.cores
+        control.desired_weight[:] = map(int, wish.weights)
+        control.desired_threads[:] = wish.threads
+        control.desired_quota[:] = wish.quotas
         pass_through(control)
         assert control.service == (wish.service or before.service)
         assert control.overruled == control.overruled_reasons == 0

@@ -475,7 +475,7 @@ def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_un
             raise PermissionError("no")
 
     monkeypatch.setattr(restore, "PAUSE_S", 0.01)
-    state, folder = actuator.state, actuator._company.folder
+    state, folder = actuator.state, actuator._context.folder
     state.jobs["dedup"].attempts = 1
     run = actuator.jobs["dedup"]
     run.make_group()
@@ -639,7 +639,7 @@ def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuat
 
 @needs_groups
 def test_a_job_that_the_guardian_resumed_is_paused_again(actuator):
-    run, runtime = actuator.jobs["dedup"], actuator._company.runtime
+    run, runtime = actuator.jobs["dedup"], actuator._context.runtime
 
     bring(actuator)
     bring(actuator, state=JobState.PAUSED)
@@ -679,7 +679,7 @@ def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
 def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monkeypatch):
     """It has started the job all the same, and says so when it is back."""
     monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
-    runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
+    runtime, run = actuator._context.runtime, actuator.jobs["dedup"]
     find, start, silence = runtime.find, runtime.start, threading.Event()
     attempts, unanswered = [], []
 
@@ -709,7 +709,7 @@ def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monk
 @needs_groups
 def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, monkeypatch):
     monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
-    runtime, run = actuator._company.runtime, actuator.jobs["dedup"]
+    runtime, run = actuator._context.runtime, actuator.jobs["dedup"]
 
     def refuse(*_):
         raise RuntimeUnavailableError("not now")
@@ -735,7 +735,7 @@ def test_an_attempt_that_never_ran_is_begun_again_by_the_next_loop(actuators, mo
 
     first = actuators()
     with monkeypatch.context() as patched:
-        patched.setattr(first._company.runtime, "start", refuse)
+        patched.setattr(first._context.runtime, "start", refuse)
         first.apply(Allocation((0,), {"dedup": JobAllocation(JobState.RUNNING, (1,), threads=1)}))
         poll_until(first, lambda: refused)
     again = actuators()
@@ -770,7 +770,7 @@ def test_a_control_group_that_is_not_made_at_once_is_made_later_and_known_before
     known = []
 
     def try_to(group):
-        record = actuator._company.folder.load().jobs["dedup"]
+        record = actuator._context.folder.load().jobs["dedup"]
         known.append((record.group, record.weight_file))
         if faults:
             raise faults.pop()
@@ -854,12 +854,12 @@ def test_an_actuator_that_is_closed_has_no_file_open(actuator):
 @needs_groups
 def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
     first = actuators()
-    if isinstance(first._company.runtime, ProcessRuntime):
-        first._company.group_for = None  # a group of ours outlives its last process
+    if isinstance(first._context.runtime, ProcessRuntime):
+        first._context.group_for = None  # a group of ours outlives its last process
     bring(first)
     again = actuators()
-    again._company.group_for = first._company.group_for
-    runtime, run = again._company.runtime, again.jobs["dedup"]
+    again._context.group_for = first._context.group_for
+    runtime, run = again._context.runtime, again.jobs["dedup"]
     paused = runtime.paused
 
     def last_seen(instance):

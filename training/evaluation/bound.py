@@ -32,7 +32,7 @@ from env.physics.jobs import (
 from env.physics.service import service_occupancy
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory
-from training.evaluation.episodes import Start
+from training.evaluation.episodes import EpisodeStart
 from training.evaluation.schedule_search import EVALUATIONS, best_schedules
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ MOST_VCPUS = 8
 
 
 @dataclass(frozen=True)
-class Mode:
+class Split:
     """
     One way to split the machine at each load level.
 
@@ -156,7 +156,7 @@ class LowerBound:
             most = np.maximum(most, (mode.fill * rate.max(axis=2)).sum(axis=1))
         return most
 
-    def _modes(self) -> list[Mode]:
+    def _modes(self) -> list[Split]:
         """Every choice of memcached's vCPUs, of those it shares, and of the vCPUs in use."""
         n_vcpus = self.scenario.machine.vcpus
         modes = []
@@ -175,7 +175,7 @@ class LowerBound:
                         for vcpu in order:
                             fill[:, vcpu] = np.minimum(1.0, left)
                             left -= fill[:, vcpu]
-                        modes.append(Mode(occupancy, fill))
+                        modes.append(Split(occupancy, fill))
         return modes
 
     def _occupancy(self, choice: tuple[int, ...], shared: tuple[int, ...]) -> FloatArray:
@@ -200,7 +200,7 @@ def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
     ]
 
 
-def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float]:
+def lower_bounds(factory: EpisodeFactory, starts: Sequence[EpisodeStart]) -> list[float]:
     """
     How short a makespan can be at best, for each trace [s].
 
@@ -219,7 +219,7 @@ def lower_bounds(factory: EpisodeFactory, starts: Sequence[Start]) -> list[float
 
 def bound_report(
     factory: EpisodeFactory,
-    starts: Sequence[Start],
+    starts: Sequence[EpisodeStart],
     searched: int | None = None,
     evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:

@@ -25,13 +25,11 @@ from env.scenario import load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile
-from training.evaluation.episodes import Run, Start, repeats_of, run_episode, starts_from
+from training.evaluation.episodes import Run, repeats_of, run_episode, starts_from
 from training.evaluation.figures import profile_report, report, show, write_json
 from training.evaluation.schedule_search import EVALUATIONS
-from training.evaluation.timeline import Recorder
+from training.evaluation.timeline import TimelineRecorder
 from training.profiles import read_profile
-
-__all__ = ["Start", "run_episode"]
 
 
 def parser() -> OneLineParser:
@@ -141,7 +139,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
             disable=not console.is_terminal,
         )
         for index, start in enumerate(steps):
-            recorder = Recorder(scenario) if index == 0 else None
+            recorder = TimelineRecorder(scenario) if index == 0 else None
             if arguments.plots is None:
                 recorder = None
             run = run_episode(machine, policy, start, regulated, recorder, not arguments.no_probe)
@@ -178,7 +176,7 @@ def range_of(
     return low, high
 
 
-def plot(recorder: Recorder, name: str, run: Run, profile: Profile, folder: Path) -> None:
+def plot(recorder: TimelineRecorder, name: str, run: Run, profile: Profile, folder: Path) -> None:
     """
     Plot one run.
 

@@ -10,11 +10,11 @@ import numpy as np
 from agents.policy import Policy
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from training.evaluation.timeline import Recorder
+from training.evaluation.timeline import TimelineRecorder
 
 
 @dataclass(frozen=True)
-class Start:
+class EpisodeStart:
     """
     One episode to be: its load trace and the source of everything else that is random.
 
@@ -71,17 +71,17 @@ class Run:
         return 60.0 * most / max(1.0, self.makespan_s)
 
 
-def starts_from(entropy: int, episodes: int) -> list[Start]:
+def starts_from(entropy: int, episodes: int) -> list[EpisodeStart]:
     """
     Traces for a report.
 
     :param entropy: the evaluation's seed
     :param episodes: how many
     """
-    return [Start(seed, entropy) for seed in trace_seeds(entropy, episodes, "report")]
+    return [EpisodeStart(seed, entropy) for seed in trace_seeds(entropy, episodes, "report")]
 
 
-def repeats_of(trace_seed: int, entropy: int, episodes: int) -> list[Start]:
+def repeats_of(trace_seed: int, entropy: int, episodes: int) -> list[EpisodeStart]:
     """
     The same trace again and again, everything else drawn anew each time.
 
@@ -89,15 +89,15 @@ def repeats_of(trace_seed: int, entropy: int, episodes: int) -> list[Start]:
     :param entropy: the evaluation's seed
     :param episodes: how many
     """
-    return [Start(trace_seed, entropy + repeat) for repeat in range(episodes)]
+    return [EpisodeStart(trace_seed, entropy + repeat) for repeat in range(episodes)]
 
 
 def run_episode(
     machine: SimulatedMachine,
     policy: Policy,
-    start: Start,
+    start: EpisodeStart,
     regulated: bool = True,
-    recorder: Recorder | None = None,
+    recorder: TimelineRecorder | None = None,
     probed: bool = True,
 ) -> Run:
     """
@@ -140,7 +140,7 @@ def run_episode(
 def run_episodes(
     policy: Policy,
     factory: EpisodeFactory,
-    starts: Iterable[Start],
+    starts: Iterable[EpisodeStart],
     regulated: bool = True,
 ) -> list[Run]:
     """

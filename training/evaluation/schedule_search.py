@@ -20,7 +20,7 @@ from env.physics.compiled import compiled
 from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
-from training.evaluation.episodes import Start
+from training.evaluation.episodes import EpisodeStart
 
 IntArray = npt.NDArray[np.int64]
 
@@ -80,7 +80,7 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
         load = h.load_qps
         if h.now_s >= soon - 1e-9:
             load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
-        h.wish_service = most if load > threshold_qps else least
+        h.desired_service = most if load > threshold_qps else least
         unfinished = 0
         for job in range(jobs.shape[0]):
             if h.true_state[job] != DONE:
@@ -89,11 +89,11 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
             job = order[position]
             before = jobs[job, AFTER]
             if before < 0 or h.true_state[before] == DONE:
-                h.wish_state[job] = RUNNING
-            h.wish_threads[job] = jobs[job, THREADS]
-            h.wish_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
-            h.wish_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
-        kernel.apply_wish(h, True)
+                h.desired_state[job] = RUNNING
+            h.desired_threads[job] = jobs[job, THREADS]
+            h.desired_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
+            h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
+        kernel.apply_desired(h, True)
         until_s = h.now_s + h.hold_s
         if h.now_s < soon - 1e-9:
             until_s = min(until_s, soon)
@@ -120,7 +120,7 @@ class Search:
     def __init__(
         self,
         factory: EpisodeFactory,
-        starts: Sequence[Start],
+        starts: Sequence[EpisodeStart],
         rng: np.random.Generator,
         as_edits: bool = False,
     ):
@@ -227,7 +227,10 @@ def in_turn(scenario: Scenario, at_once: int) -> Schedule:
 
 
 def general_schedule(
-    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int, rng: np.random.Generator
+    factory: EpisodeFactory,
+    starts: Sequence[EpisodeStart],
+    evaluations: int,
+    rng: np.random.Generator,
 ) -> tuple[float, Schedule]:
     """
     One schedule for many traces, of vCPU sets and weights that edits can express.
@@ -245,7 +248,7 @@ def general_schedule(
 
 
 def best_schedules(
-    factory: EpisodeFactory, starts: Sequence[Start], evaluations: int = EVALUATIONS
+    factory: EpisodeFactory, starts: Sequence[EpisodeStart], evaluations: int = EVALUATIONS
 ) -> list[float]:
     """
     The makespan of the best schedule found for each trace, none of its intervals over the SLO.

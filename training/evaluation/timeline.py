@@ -52,7 +52,7 @@ class Recording:
     end_s: float = 0.0
 
 
-class Recorder:
+class TimelineRecorder:
     """
     Watches a machine between decisions.
 

@@ -25,7 +25,7 @@ from env.physics.compiled import compiled
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
 from env.simulator.vector_env import ColocationVecEnv
-from training.evaluation.episodes import Start
+from training.evaluation.episodes import EpisodeStart
 from training.evaluation.schedule_search import (
     AFTER,
     CORES,
@@ -108,12 +108,12 @@ def expert_edit(h, rows, jobs, order, late, threshold_qps, least, most, overflow
     strained = h.refuge_p95_us > h.slo_us
     if strained:
         most = overflow
-    service = h.wish_service
+    service = h.desired_service
     if h.qps > threshold_qps:
         service = most
     elif h.qps < CALM * threshold_qps:
         service = least
-    if service != h.wish_service:
+    if service != h.desired_service:
         edit = legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
             return edit
@@ -161,12 +161,12 @@ def find_schedule(factory: EpisodeFactory, seed: int) -> tuple[float, Schedule]:
     :param seed: of the training run
     :return: its mean makespan on those traces [s], and the schedule
     """
-    starts = [Start(trace, seed) for trace in trace_seeds(seed, SEARCH_TRACES, "training")]
+    starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, SEARCH_TRACES, "training")]
     rng = np.random.default_rng([seed, SEARCH_TRACES])
     return general_schedule(factory, starts, SEARCH_EVALUATIONS, rng)
 
 
-class Lessons:
+class Demonstrations:
     """
     What the expert has said so far: one row for each decision of B machines.
 
@@ -224,7 +224,7 @@ class Lessons:
         self,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """
-        All lessons so far.
+        All demonstrations so far.
 
         :return: observations float32[n, size]; the expert's edits int64[n]; the sum of the rewards
             to the episode's end float32[n], NaN where that was not seen
@@ -260,26 +260,28 @@ def imitate(
     :param epochs: passes over all that was shown so far, in each round
     """
     rng = np.random.default_rng([seed, N_STEPS])
-    lessons = Lessons(environments, len(epochs))
-    lessons.teach(schedule, rng)
+    demonstrations = Demonstrations(environments, len(epochs))
+    demonstrations.teach(schedule, rng)
     with torch.no_grad():
-        model.policy.value_net.bias.fill_(float(np.nanmean(lessons.read()[2])))
-    learn(model, lessons, epochs[0], rng)
+        model.policy.value_net.bias.fill_(float(np.nanmean(demonstrations.read()[2])))
+    learn(model, demonstrations, epochs[0], rng)
     for passes in epochs[1:]:
-        lessons.teach(schedule, rng, model)
-        learn(model, lessons, passes, rng)
+        demonstrations.teach(schedule, rng, model)
+        learn(model, demonstrations, passes, rng)
 
 
-def learn(model: PPO, lessons: Lessons, epochs: int, rng: np.random.Generator) -> None:
+def learn(
+    model: PPO, demonstrations: Demonstrations, epochs: int, rng: np.random.Generator
+) -> None:
     """
-    Fit a model to all lessons so far.
+    Fit a model to all demonstrations so far.
 
     :param model: its policy to the edits, its value to the returns
-    :param lessons: what was shown
-    :param epochs: passes over the lessons
+    :param demonstrations: what was shown
+    :param epochs: passes over the demonstrations
     :param rng: of the order of the minibatches
     """
-    observations, edits, returns = map(torch.from_numpy, lessons.read())
+    observations, edits, returns = map(torch.from_numpy, demonstrations.read())
     policy = model.policy
     optimiser = torch.optim.Adam(policy.parameters(), LEARNING_RATE)
     batches = list(minibatches(len(edits), epochs, rng))

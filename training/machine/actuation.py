@@ -21,7 +21,7 @@ from deploy.linux.service_process import identify, pin
 from env.allocation import Weight
 from env.scenario import Job
 from env.simulator.load import LoadTrace
-from training.machine.workbench import SOURCES, Workbench, requests_served, sleep_until
+from training.machine.testbed import SOURCES, Testbed, requests_served, sleep_until
 
 STARTS = 10
 CHANGES = 5  # of each kind per start
@@ -67,7 +67,7 @@ class Stopwatch:
         ]
 
 
-def time_runtime(bench: Workbench, runtime: Runtime, watch: Stopwatch) -> None:
+def time_runtime(bench: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     """
     Start, move, weigh, pause and resume a job, many times.
 
@@ -90,7 +90,7 @@ def time_runtime(bench: Workbench, runtime: Runtime, watch: Stopwatch) -> None:
                 os.close(instance.ended)
 
 
-def _change(bench: Workbench, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
+def _change(bench: Testbed, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
     assert instance.placement is not None
     for k in range(CHANGES):
         cores = (k % bench.vcpus,)
@@ -107,7 +107,7 @@ def _change(bench: Workbench, runtime: Runtime, instance: Instance, watch: Stopw
             runtime.resume(instance)
 
 
-def time_service(bench: Workbench, server: Memcached, watch: Stopwatch) -> None:
+def time_service(bench: Testbed, server: Memcached, watch: Stopwatch) -> None:
     """
     Move memcached's threads, read its CPU time and its counters, many times.
 
@@ -134,7 +134,7 @@ def time_service(bench: Workbench, server: Memcached, watch: Stopwatch) -> None:
 
 
 def sensor_noise(
-    bench: Workbench, server: Memcached, cores: tuple[int, ...], load_qps: float
+    bench: Testbed, server: Memcached, cores: tuple[int, ...], load_qps: float
 ) -> float:
     """
     Relative standard deviation of memcached's CPU reading over a second of steady load.

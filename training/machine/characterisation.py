@@ -42,8 +42,8 @@ from training.machine import experiment, preflight, published
 from training.machine.fit_machine import fit_machine, write_profile
 from training.machine.fit_pairs import fit_pairs
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import FULL, QUICK, Campaign, Mode, Store
-from training.machine.workbench import Workbench, workbench
+from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store
+from training.machine.testbed import Testbed, testbed
 from training.profiles import read_profile
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,7 +85,7 @@ def machine_name() -> str:
     return f"{len(names)} x {names[0] if names else platform.machine()}"
 
 
-def mode_of(given: argparse.Namespace) -> Mode:
+def mode_of(given: argparse.Namespace) -> CampaignPlan:
     """What the command line asks for."""
     mode = QUICK if given.quick else FULL
     if given.minutes is not None:
@@ -96,7 +96,7 @@ def mode_of(given: argparse.Namespace) -> Mode:
 
 
 def characterise(
-    scenario: Scenario, mode: Mode, out: Path, despite_load: bool
+    scenario: Scenario, mode: CampaignPlan, out: Path, despite_load: bool
 ) -> tuple[list[str], pd.DataFrame]:
     """
     Measure this machine, as far as that is not done, and write what follows from it.
@@ -104,7 +104,7 @@ def characterise(
     :param scenario: what it is measured for
     :param mode: how thoroughly
     :param out: folder of the results
-    :param despite_load: see `training.machine.workbench.workbench`
+    :param despite_load: see `training.machine.testbed.testbed`
     :return: what was found, a sentence each, and how well
         (`training.machine.machine_report.summarise`)
     :raises InputError: if the machine or the folder cannot be used, or a measurement failed
@@ -118,7 +118,7 @@ def characterise(
         "factors": list(map(str, mode.factors)),
     }
     store = Store(out, purpose | {"scenario": scenario.model_dump(mode="json")})
-    with workbench(out / "work", despite_load) as bench:
+    with testbed(out / "work", despite_load) as bench:
         bench.require_images(scenario.jobs)
         measure(scenario, mode, store, bench)
     latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
@@ -130,7 +130,7 @@ def characterise(
     return [rule, *lines], summary
 
 
-def measure(scenario: Scenario, mode: Mode, store: Store, bench: Workbench) -> None:
+def measure(scenario: Scenario, mode: CampaignPlan, store: Store, bench: Testbed) -> None:
     """
     Measure under a bar that shows the time left.
 

@@ -3,8 +3,8 @@ Measure this machine: what to measure, how often, and a store that remembers wha
 
 The unit is a *round*: one sweep over the loads of one arrangement, or one run of a job. A round is
 written when it has ended, so an interrupted characterisation goes on with the next one. First
-everything is measured `Mode.rounds[0]` times. Then the points that are not known yet are measured
-again, all of them in turns, until they are known, have been measured `Mode.rounds[1]` times, or the
+everything is measured `rounds[0]` times. Then the points that are not known yet are measured
+again, all of them in turns, until they are known, have been measured `rounds[1]` times, or the
 time is used up. A point is known when half the width of the 95 % interval is at most `MARGIN` of
 the mean; what other processes disturbed does not count.
 """
@@ -30,7 +30,7 @@ from training.evaluation.figures import mean_and_ci95
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
 from training.machine.samples import SAMPLE_S, choose_part, shortened
-from training.machine.workbench import ON_SAME_CORE, SOURCES, Beside, Timing, Workbench, pressure
+from training.machine.testbed import ON_SAME_CORE, SOURCES, Beside, Testbed, Timing, pressure
 
 MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
 RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
@@ -54,7 +54,7 @@ Row = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Mode:
+class CampaignPlan:
     """
     How thoroughly to measure.
 
@@ -80,8 +80,10 @@ class Mode:
     factors: tuple[Factor, ...] = ()
 
 
-QUICK = Mode("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0)
-FULL = Mode("full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, tuple(SOURCES), (1, 2), True, DEFAULT)
+QUICK = CampaignPlan("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0)
+FULL = CampaignPlan(
+    "full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, tuple(SOURCES), (1, 2), True, DEFAULT
+)
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Task:
     points: tuple[int, ...]
     response: str
     seconds: float
-    run: Callable[[Workbench, Sequence[int]], list[Row]] = field(repr=False)
+    run: Callable[[Testbed, Sequence[int]], list[Row]] = field(repr=False)
 
     def unknown(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> list[int]:
         """
@@ -245,7 +247,7 @@ class Campaign:
     def __init__(
         self,
         scenario: Scenario,
-        mode: Mode,
+        mode: CampaignPlan,
         store: Store,
         advance: Callable[[float, str], None] = lambda seconds, what: None,
     ):
@@ -255,7 +257,7 @@ class Campaign:
         self._advance = advance
         self._spent_s = store.spent_s(TABLES)
 
-    def run(self, bench: Workbench) -> None:
+    def run(self, bench: Testbed) -> None:
         """
         Measure everything that the store does not have.
 
@@ -269,7 +271,7 @@ class Campaign:
                 self._add("actuation", name, partial(measure, bench, capacity))
         self.repeat(bench, list(self.tasks(capacity, bench.vcpus)))
 
-    def repeat(self, bench: Workbench, tasks: Sequence[Task]) -> None:
+    def repeat(self, bench: Testbed, tasks: Sequence[Task]) -> None:
         """
         Measure rounds of all tasks in turns, as the module says.
 
@@ -365,7 +367,7 @@ class Campaign:
                         yield self._job(job, job.threads[0], here, beside)
 
     def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
-        def run(bench: Workbench, targets: Sequence[int]) -> list[Row]:
+        def run(bench: Testbed, targets: Sequence[int]) -> list[Row]:
             beside = None
             if arrangement.beside != ALONE:
                 same = arrangement.beside in ON_SAME_CORE
@@ -385,7 +387,7 @@ class Campaign:
         return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
 
     def _job(self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None) -> Task:
-        def run(bench: Workbench, points: Sequence[int]) -> list[Row]:
+        def run(bench: Testbed, points: Sequence[int]) -> list[Row]:
             part, overhead_s = self._part(bench, job, threads, cores)
             cut = shortened(job, part, threads)[0]
             with bench.beside(beside) as neighbour:
@@ -403,7 +405,7 @@ class Campaign:
         return Task("jobs", key, "threads", (threads,), "real_s", share * SAMPLE_S + 0.2, run)
 
     def _part(
-        self, bench: Workbench, job: Job, threads: int, cores: tuple[int, ...]
+        self, bench: Testbed, job: Job, threads: int, cores: tuple[int, ...]
     ) -> tuple[float, float]:
         """The part of a job that is run for the whole, and what a start costs: chosen once."""
         key = f"{job.name} T{threads}"
@@ -424,7 +426,7 @@ class Campaign:
         self._spent_s += took_s
         self._advance(took_s, key)
 
-    def _capacity(self, bench: Workbench) -> float:
+    def _capacity(self, bench: Testbed) -> float:
         """
         Throughput of one vCPU at saturation, by short scans, before loads can be chosen.
 
@@ -446,7 +448,7 @@ class Campaign:
             return []
         return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)
 
-    def _actuation(self, bench: Workbench, capacity: float) -> list[Row]:
+    def _actuation(self, bench: Testbed, capacity: float) -> list[Row]:
         """How long it takes to change processes and to read memcached, one row a kind."""
         processes, service, one = Stopwatch("process"), Stopwatch("service"), self._cores(1)
         time_runtime(bench, bench.processes, processes)
@@ -456,7 +458,7 @@ class Campaign:
         last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
         return [*processes.rows(), *service.rows(), last]
 
-    def _docker(self, bench: Workbench, _: float) -> list[Row]:
+    def _docker(self, bench: Testbed, _: float) -> list[Row]:
         """The same of containers; where there is no Docker, a row that says why."""
         watch = Stopwatch("docker")
         try:

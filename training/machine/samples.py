@@ -6,7 +6,7 @@ import math
 import re
 
 from env.scenario import Job
-from training.machine.workbench import Workbench
+from training.machine.testbed import Testbed
 
 OPERATIONS = re.compile(r"(--[a-z0-9-]+-ops)(?:=(\d+))?$")
 SAMPLE_S = 1.5  # how long a part is meant to run, alone with one thread
@@ -40,7 +40,7 @@ def shortened(job: Job, part: float, threads: int) -> tuple[Job, float]:
 
 
 def choose_part(
-    bench: Workbench, job: Job, threads: int, cores: tuple[int, ...], limit_s: float
+    bench: Testbed, job: Job, threads: int, cores: tuple[int, ...], limit_s: float
 ) -> tuple[float, float]:
     """
     How much of a job takes about `SAMPLE_S`, and what its start costs beside the work.

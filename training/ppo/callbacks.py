@@ -14,8 +14,8 @@ from agents.ppo.trained_policy import MaskedNetwork, PPOPolicy
 from env.action import KINDS
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from training.evaluation.comparison import Start, run_episode
-from training.evaluation.timeline import Recorder
+from training.evaluation.episodes import EpisodeStart, run_episode
+from training.evaluation.timeline import TimelineRecorder
 from training.ppo.checkpoint_writing import describe, network_of, save_checkpoint
 from training.ppo.selection import SELECTION_ENTROPY, Actor, Score, run_selection, score
 from training.recipe import Recipe
@@ -113,9 +113,9 @@ class Evaluation(BaseCallback):
         if path.is_file():
             checkpoint = read_checkpoint(path)
             checkpoint.require_scenario(self.factory.scenario)
-            self.best, _ = self._judge(MaskedNetwork(checkpoint.layers))
+            self.best, _ = self._slo_monitor(MaskedNetwork(checkpoint.layers))
 
-    def _judge(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
+    def _slo_monitor(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
         """A policy's score, and its episodes on the profile's physics."""
         episodes = self.recipe.selection_episodes
         summaries = run_selection(actor, self.factory, episodes)
@@ -124,7 +124,7 @@ class Evaluation(BaseCallback):
 
     def evaluate(self) -> Score:
         """Score the policy as it is now and save it."""
-        result, summaries = self._judge(network_of(self._ppo))
+        result, summaries = self._slo_monitor(network_of(self._ppo))
         for name in ("makespan_s", "violation_ratio", "varied_violation_ratio", "completed"):
             self.logger.record(f"selection/{name}", getattr(result, name))
         self.logger.record(
@@ -157,11 +157,11 @@ class Evaluation(BaseCallback):
 
         scenario = self.factory.scenario
         (seed,) = trace_seeds(SELECTION_ENTROPY, 1, "selection")
-        recorder = Recorder(scenario)
+        recorder = TimelineRecorder(scenario)
         run_episode(
             SimulatedMachine(self.factory),
             PPOPolicy.from_checkpoint(self.folder / "last.zip"),
-            Start(seed, SELECTION_ENTROPY),
+            EpisodeStart(seed, SELECTION_ENTROPY),
             recorder=recorder,
         )
         return Figure(gantt_picture(recorder.recording, scenario), close=False)

@@ -22,8 +22,8 @@ from stable_baselines3.common.utils import explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from env.simulator.crew import Crew
-from training.ppo.loss_kernels import STATISTICS, draw_actions, loss_gradient, silence
+from env.simulator.thread_pool import ThreadPool
+from training.ppo.loss_kernels import STATISTICS, draw_actions, loss_gradient, relu_gradient
 from training.ppo.masked_policy import MaskedActorCriticPolicy
 
 ROWS_AT_ONCE = 1024
@@ -71,7 +71,7 @@ class ReluNetwork:
             if depth > 0:
                 weight, _ = self.layers[depth]
                 slope = torch.mm(slope, weight.t(), out=self._slopes[depth][:n_rows])
-                silence(slope.numpy(), self.inputs[depth].numpy())
+                relu_gradient(slope.numpy(), self.inputs[depth].numpy())
 
 
 class ActorCritic:
@@ -191,7 +191,7 @@ class FastPPO(PPO):
         if buffer.generator_ready:  # somebody has flattened the arrays
             buffer.reset()
         buffer.pos, buffer.full = 0, False
-        crew = Crew(torch.get_num_threads(), one_core)
+        crew = ThreadPool(torch.get_num_threads(), one_core)
         networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
         piece = min(ROWS_AT_ONCE, -(-env.num_envs // crew.size))
         pieces = [slice(b, b + piece) for b in range(0, env.num_envs, piece)]
@@ -256,7 +256,7 @@ class FastPPO(PPO):
         decisions = torch.from_numpy(np.stack([c.ravel() for c in columns], 1, dtype=np.float32))
         advantages = decisions[:, 2]
 
-        crew = Crew(torch.get_num_threads(), one_core)
+        crew = ThreadPool(torch.get_num_threads(), one_core)
         networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
         # Each piece of a minibatch has a gradient of its own: sums do not depend on the threads.
         trained = parameters(self.policy)

@@ -141,7 +141,7 @@ def draw_actions(logits, observations, luck, actions, log_probs):  # type: ignor
 
 
 @allocating
-def judge_actions(  # type: ignore[no-untyped-def]
+def masked_log_probs(  # type: ignore[no-untyped-def]
     logits, observations, actions, probabilities, offsets, log_probs, entropies
 ):
     """
@@ -193,7 +193,7 @@ def slopes_of_judged(  # type: ignore[no-untyped-def]
     logits, probabilities, offsets, entropies, actions, by_log_prob, by_entropy, slopes
 ):
     """
-    The gradient by the logits of what `judge_actions` has written.
+    The gradient by the logits of what `masked_log_probs` has written.
 
     :param logits: float32[B, A], what it was given
     :param probabilities: float32[B, A], what it has written, as the next two
@@ -212,7 +212,7 @@ def slopes_of_judged(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def silence(slopes, activations):  # type: ignore[no-untyped-def]
+def relu_gradient(slopes, activations):  # type: ignore[no-untyped-def]
     """
     Carry slopes back through ReLUs: nothing passes where one is off.
 

@@ -18,7 +18,7 @@ from training.ppo.adam import Adam
 from training.ppo.loss_kernels import (
     ILLEGAL_LOGIT,
     draw_actions,
-    judge_actions,
+    masked_log_probs,
     slopes_of_judged,
 )
 
@@ -43,8 +43,8 @@ class FeaturesWithoutMask(BaseFeaturesExtractor):
         return observations[:, : self.features_dim]
 
 
-class JudgedActions(torch.autograd.Function):
-    """Log-probabilities and entropies under the mask, with their gradient (`judge_actions`)."""
+class MaskedLogProbs(torch.autograd.Function):
+    """Log-probabilities and entropies under the mask, with their gradient (`masked_log_probs`)."""
 
     @staticmethod
     def forward(
@@ -55,7 +55,7 @@ class JudgedActions(torch.autograd.Function):
         offsets, log_probs, entropies = torch.empty(3, len(logits)).unbind()
         given = (logits, observations, actions)
         results = (probabilities, offsets, log_probs, entropies)
-        judge_actions(*(x.detach().numpy() for x in given + results))
+        masked_log_probs(*(x.detach().numpy() for x in given + results))
         ctx.save_for_backward(logits, probabilities, offsets, entropies, actions)
         return log_probs, entropies
 
@@ -109,7 +109,7 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
         """Values, log-probabilities and entropy of given actions."""
         assert isinstance(obs, torch.Tensor)
         latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
-        log_probs, entropies = JudgedActions.apply(self.action_net(latent_pi), obs, actions)
+        log_probs, entropies = MaskedLogProbs.apply(self.action_net(latent_pi), obs, actions)
         return self.value_net(latent_vf), log_probs, entropies
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:

@@ -64,7 +64,7 @@ def run_selection(actor: Actor, factory: EpisodeFactory, episodes: int) -> list[
     for index, seed in enumerate(trace_seeds(SELECTION_ENTROPY, episodes, "selection")):
         rng = np.random.default_rng([SELECTION_ENTROPY, seed])
         factory.begin(hosts, targets, index, seed, rng)
-        kernel.look_at(hosts, index, rows, observations[index])
+        kernel.observe_at(hosts, index, rows, observations[index])
     terms = np.zeros((episodes, hosts["term_sums"].shape[1]))
     rewards, ended = np.zeros(episodes, np.float32), np.zeros(episodes, np.int64)
     going = np.arange(episodes)
@@ -85,7 +85,7 @@ def run_selection(actor: Actor, factory: EpisodeFactory, episodes: int) -> list[
 
 def score(summaries: list[dict[str, Any]], varied: list[dict[str, Any]]) -> Score:
     """
-    Judge the episodes of one policy.
+    SloMonitor the episodes of one policy.
 
     :param summaries: with the profile's physics
     :param varied: with drawn physics and intervals; empty if the recipe draws none

@@ -99,7 +99,7 @@ def outcome() -> run_report.Outcome:
         jobs={"vips": run_report.JobOutcome(0, 1.0, 21.0, 2.0, 1)},
         actuations=5,
         overruled=2,
-        loop=run_report.Loop(25.0, 3, 1.5, 55.0),
+        loop=run_report.LoopCost(25.0, 3, 1.5, 55.0),
         restored=True,
     )
 

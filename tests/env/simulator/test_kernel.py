@@ -152,10 +152,10 @@ def test_a_job_alone_takes_its_launch_and_its_work(rig: Rig) -> None:
     """A job with one thread on an idle core needs what the profile says it needs alone."""
     rig.begin(1, [1.0])
     job = SCENARIO.job_names.index("radix")
-    rig.row["wish_threads"][job] = 1
-    rig.row["wish_state"][job] = RUNNING
-    rig.row["wish_cores"][job] = 0b0100
-    kernel.apply_wish(rig.row, True)
+    rig.row["desired_threads"][job] = 1
+    rig.row["desired_state"][job] = RUNNING
+    rig.row["desired_cores"][job] = 0b0100
+    kernel.apply_desired(rig.row, True)
     while rig.row["true_state"][job] != DONE:
         kernel.advance(rig.row, rig.targets, rig.row["now_s"] + 10.0)
     took_s = rig.row["end_s"][job] - rig.row["start_s"][job]
@@ -168,15 +168,15 @@ def test_a_job_alone_takes_its_launch_and_its_work(rig: Rig) -> None:
 def test_pausing_and_resuming_a_job(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.0)
-    rig.wish((0,), vips=(PAUSED, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 12.0)
     left = rig.row["work_left_s"][job]
     kernel.advance(rig.row, rig.targets, 30.0)
     assert rig.row["true_state"][job] == PAUSED
     assert rig.row["work_left_s"][job] == left
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     while rig.row["true_state"][job] == PAUSED:
         kernel.advance(rig.row, rig.targets, rig.row["lands_s"][job])
     assert rig.row["work_left_s"][job] == pytest.approx(left + host_value("resume_cost_s"))
@@ -214,7 +214,7 @@ def test_every_request_is_served_or_waits(seed: int) -> None:
 def test_a_backlog_builds_and_drains(rig: Rig) -> None:
     """Ten seconds above what one vCPU serves, then ten far below."""
     rig.begin(1, [20_000.0, 175_000.0, 20_000.0])
-    rig.wish((0,))
+    rig.set_desired((0,))
     kernel.advance(rig.row, rig.targets, 9.9)
     assert rig.row["backlog"] == 0.0
     calm_us = float(rig.row["p95_us"])
@@ -241,11 +241,11 @@ def test_a_backlog_builds_and_drains(rig: Rig) -> None:
 
 def test_more_vcpus_end_an_overload_at_once(rig: Rig) -> None:
     rig.begin(1, [175_000.0])
-    rig.wish((0,))
+    rig.set_desired((0,))
     kernel.advance(rig.row, rig.targets, 2.0)
     behind = float(rig.row["backlog"])
     assert behind > 0.0
-    rig.wish((0, 1))
+    rig.set_desired((0, 1))
     kernel.advance(rig.row, rig.targets, 2.0 + 2 * host_value("fast_latency_s"))
     assert rig.row["capacity_qps"] > 175_000.0
     kernel.advance(rig.row, rig.targets, 2.1)
@@ -361,11 +361,11 @@ def test_the_intervals_of_the_batch_window_count(seed: int) -> None:
 
 def test_intervals_before_the_first_job_do_not_count(rig: Rig) -> None:
     rig.begin(1, [175_000.0])
-    rig.wish((0,))
+    rig.set_desired((0,))
     kernel.advance(rig.row, rig.targets, 35.0)
     assert kernel.interval_p95(rig.row) > SCENARIO.service.slo_us
     assert rig.row["intervals"] == rig.row["violations"] == 0
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 60.0)
     assert rig.row["intervals"] == rig.row["violations"] == 3
 
@@ -374,7 +374,7 @@ def test_the_interval_that_the_time_cap_cuts_short_counts() -> None:
     """mcperf announces ceil(t / interval) intervals and reports all of them."""
     rig = Rig(EpisodeFactory(SCENARIO.with_changes(load={"interval_s": 7.0, "duration_s": 20.0})))
     rig.begin(1, [175_000.0])
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 100.0)
     assert rig.row["now_s"] == pytest.approx(20.0)
     rows, terms = rig.factory.table.rows, np.zeros(4)
@@ -393,7 +393,7 @@ def test_memcached_has_its_refuge_back_when_the_last_job_is_done(rig: Rig) -> No
     others = np.arange(len(SCENARIO.jobs)) != SCENARIO.job_names.index("vips")
     for name in ("true_state", "sent_state", "state"):
         rig.row[name][others] = DONE
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.01)
     rig.row["work_left_s"][~others] = 0.01
     kernel.advance(rig.row, rig.targets, 20.0)
@@ -409,7 +409,7 @@ def test_memcached_keeps_no_more_vcpus_busy_than_it_has_threads(
     rig: Rig, cores: tuple[int, ...]
 ) -> None:
     rig.begin(1, [250_000.0])
-    rig.wish(cores)
+    rig.set_desired(cores)
     kernel.advance(rig.row, rig.targets, 5.0)
     most = min(SCENARIO.service.threads, len(cores))
     assert 0.9 * most < rig.row["occupancy"].sum() <= most + 1e-9
@@ -417,7 +417,7 @@ def test_memcached_keeps_no_more_vcpus_busy_than_it_has_threads(
 
 def test_what_memcached_moves_away_from_batch_work_is_busy_elsewhere(rig: Rig) -> None:
     rig.begin(1, [50_000.0])
-    rig.wish((0, 1), freqmine=(RUNNING, (0,), BACKGROUND))
+    rig.set_desired((0, 1), freqmine=(RUNNING, (0,), BACKGROUND))
     kernel.advance(rig.row, rig.targets, 5.0)
     taken = rig.row["occupancy"].sum() + rig.row["used"].sum()
     assert rig.row["occupancy"][0] + rig.row["used"][:, 0].sum() > 1.1
@@ -501,12 +501,12 @@ def test_docker_calls_are_made_one_after_another() -> None:
     rig = Rig(SLOW_DOCKER)
     rig.begin(1, [20_000.0])
     wanted = dict.fromkeys(SCENARIO.job_names, (RUNNING, (2, 3), NORMAL))
-    rig.wish((0,), **wanted)
+    rig.set_desired((0,), **wanted)
     kernel.advance(rig.row, rig.targets, 30.0)
     starts = rig.row["start_s"]
     shortest = 0.25 + host_value("container_start_s")  # a quarter of the median
     assert (np.diff(starts, prepend=0.0) >= shortest - 1e-9).all()
-    rig.wish((0,), vips=(PAUSED, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
     assert 30.25 <= rig.row["lands_s"][SCENARIO.job_names.index("vips")] <= 31.5
 
 
@@ -514,17 +514,17 @@ def test_vcpus_and_weights_are_written_directly(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     fast_s = host_value("fast_latency_s")
     job = SCENARIO.job_names.index("vips")
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.0)
     before = int(rig.row["actuations"])
-    rig.wish((0, 1), vips=(RUNNING, (1, 2), BACKGROUND))
+    rig.set_desired((0, 1), vips=(RUNNING, (1, 2), BACKGROUND))
     assert rig.row["actuations"] == before + 3  # memcached's vCPUs, the job's, its weight
     kernel.advance(rig.row, rig.targets, 10.0 + 0.5 * fast_s)
     assert (rig.row["true_service"], rig.row["true_cores"][job]) == (0b0001, 0b1100)
     kernel.advance(rig.row, rig.targets, 10.0 + 1.5 * fast_s)
     assert (rig.row["true_service"], rig.row["true_cores"][job]) == (0b0011, 0b0110)
     assert rig.row["true_weight"][job] == BACKGROUND
-    rig.wish((0, 1))
+    rig.set_desired((0, 1))
     assert rig.row["actuations"] == before + 3  # nothing that is already true
 
 
@@ -540,9 +540,9 @@ def test_published_controllers_move_jobs_by_calls_to_docker() -> None:
     rig = Rig(slow)
     rig.begin(1, [20_000.0])
     wanted = dict.fromkeys(("ferret", "vips"), (RUNNING, (1, 2, 3), NORMAL))
-    rig.wish((0,), **wanted)
+    rig.set_desired((0,), **wanted)
     kernel.advance(rig.row, rig.targets, 10.0)
-    rig.wish((0, 1), **dict.fromkeys(wanted, (RUNNING, (2, 3), NORMAL)))
+    rig.set_desired((0, 1), **dict.fromkeys(wanted, (RUNNING, (2, 3), NORMAL)))
     kernel.advance(rig.row, rig.targets, 10.1)
     jobs = [SCENARIO.job_names.index(name) for name in wanted]
     assert rig.row["true_service"] == 0b0011  # memcached's own move is direct
@@ -557,13 +557,13 @@ def test_a_job_has_one_call_to_docker_at_a_time() -> None:
     """What is decided while a call is under way is sent when that one has landed."""
     rig = Rig(SLOW_DOCKER)
     rig.begin(1, [20_000.0])
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.0)
     job, before = SCENARIO.job_names.index("vips"), int(rig.row["actuations"])
-    rig.wish((0,), vips=(PAUSED, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
     lands_s = float(rig.row["lands_s"][job])
     kernel.advance(rig.row, rig.targets, 10.1)
-    rig.wish((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
     assert rig.row["lands_s"][job] == lands_s  # the pause is not called back
     kernel.advance(rig.row, rig.targets, lands_s + 0.01)
     assert rig.row["true_state"][job] == PAUSED
@@ -578,22 +578,22 @@ def test_a_job_has_one_call_to_docker_at_a_time() -> None:
 def test_quotas_are_written_directly_and_come_with_the_launch(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")
-    rig.row["wish_quota"][job] = 0.5
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.row["desired_quota"][job] = 0.5
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.0)
     assert rig.row["used"][job].sum() == pytest.approx(0.5)
     before, cpu_s = int(rig.row["actuations"]), float(rig.row["job_cpu_s"][job])
-    rig.row["wish_quota"][job] = 1.5
-    rig.wish((0,))
+    rig.row["desired_quota"][job] = 1.5
+    rig.set_desired((0,))
     assert rig.row["actuations"] == before + 1
     kernel.advance(rig.row, rig.targets, 20.0)
     assert rig.row["used"][job].sum() == pytest.approx(1.5)
     assert rig.row["job_cpu_s"][job] - cpu_s == pytest.approx(15.0, rel=0.01)
-    rig.wish((0,), vips=(PAUSED, (2, 3), NORMAL))
+    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 30.0)
     assert not rig.row["used"][job].any()
-    rig.row["wish_quota"][job] = np.inf
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.row["desired_quota"][job] = np.inf
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 40.0)
     assert rig.row["used"][job].sum() > 1.5
 
@@ -675,11 +675,11 @@ def test_vcpus_do_not_wait_for_a_docker_call_under_way() -> None:
     rig = Rig(SLOW_DOCKER)
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")
-    rig.wish((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
+    rig.set_desired((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.0)
-    rig.wish((0,), vips=(PAUSED, (1, 2, 3), NORMAL))
+    rig.set_desired((0,), vips=(PAUSED, (1, 2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.025)
-    rig.wish((0, 1), vips=(PAUSED, (2, 3), NORMAL))
+    rig.set_desired((0, 1), vips=(PAUSED, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 10.05)
     assert rig.row["true_state"][job] == RUNNING  # Docker takes a quarter of a second at least
     assert rig.row["true_service"] == 0b0011
@@ -689,9 +689,9 @@ def test_vcpus_do_not_wait_for_a_docker_call_under_way() -> None:
 def test_threads_are_fixed_at_launch(rig: Rig) -> None:
     rig.begin(1, [20_000.0])
     job = SCENARIO.job_names.index("vips")
-    rig.wish((0,), vips=(RUNNING, (2, 3), NORMAL))
-    rig.row["wish_threads"][job] = 1
-    kernel.apply_wish(rig.row, True)
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.row["desired_threads"][job] = 1
+    kernel.apply_desired(rig.row, True)
     assert rig.row["threads"][job] == 4
 
 
@@ -706,7 +706,7 @@ def asleep(targets: list[float], first_s: float) -> SimulatedMachine:
     machine.host.work_left_s *= 0.1
     machine.advance(first_s)
     row = machine.host
-    row.wish_state[SCENARIO.job_names.index("radix")] = RUNNING
+    row.desired_state[SCENARIO.job_names.index("radix")] = RUNNING
     machine.apply(machine.telemetry().applied)
     return machine
 
@@ -750,7 +750,7 @@ def test_a_machine_that_followed_a_trace_begins_anew() -> None:
 def test_a_job_that_ends_wakes_at_the_next_poll(rig: Rig, wake: bool) -> None:
     rig.begin(1, [20_000.0], work=0.1)
     job = SCENARIO.job_names.index("radix")
-    rig.wish((0,), radix=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), radix=(RUNNING, (2, 3), NORMAL))
     rig.row["wake_on_events"] = wake
     kernel.advance(rig.row, rig.targets, 60.0)
     ended_s, now_s = float(rig.row["end_s"][job]), float(rig.row["now_s"])

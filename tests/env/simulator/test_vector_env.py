@@ -11,9 +11,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from env.reward import TERMS
 from env.scenario import Scenario
-from env.simulator.crew import Crew
 from env.simulator.load import trace_seeds
 from env.simulator.machine import SimulatedMachine, Variation
+from env.simulator.thread_pool import ThreadPool
 from env.simulator.vector_env import ColocationVecEnv
 
 GAMMA = 0.999
@@ -74,7 +74,7 @@ def test_hosts_do_what_single_machines_do(short: Scenario) -> None:
     row = np.zeros(env.factory.observation_size, np.float32)
     for index, machine in enumerate(machines):
         machine.begin(traces.pop(), shared)
-        machine.look(row)
+        machine.observe(row)
         assert row.tobytes() == observations[index].tobytes()
     rng = np.random.default_rng(0)
     ends = 0
@@ -87,12 +87,12 @@ def test_hosts_do_what_single_machines_do(short: Scenario) -> None:
             assert bool(ended) == dones[index]
             assert rewards[index] == pytest.approx(sum(terms.values()), rel=1e-6)
             if ended:
-                machine.look(row)
+                machine.observe(row)
                 assert row.tobytes() == infos[index]["terminal_observation"].tobytes()
                 assert infos[index]["episode_summary"] == machine.summary()
                 machine.begin(traces.pop(), shared)
                 ends += 1
-            machine.look(row)
+            machine.observe(row)
             assert row.tobytes() == observations[index].tobytes()
     assert ends >= HOSTS
     assert len(table) == n_edits
@@ -130,7 +130,7 @@ def test_threads_change_nothing(short: Scenario) -> None:
 
 def test_a_crew_does_every_piece_once_and_passes_errors_on() -> None:
     for size in (1, 2, 3):
-        crew, done = Crew(size), []
+        crew, done = ThreadPool(size), []
         crew.share(done.append, range(100))
         assert sorted(done) == list(range(100))
         with pytest.raises(ZeroDivisionError):

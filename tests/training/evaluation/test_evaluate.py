@@ -12,10 +12,10 @@ from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation import comparison
-from training.evaluation.episodes import Start, repeats_of, run_episode, starts_from
+from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
 from training.evaluation.figures import mean_and_ci95
 from training.evaluation.plots import lanes_of, plot_run, spans_on
-from training.evaluation.timeline import Recorder, Span
+from training.evaluation.timeline import Span, TimelineRecorder
 
 SEED = 2333
 
@@ -65,8 +65,8 @@ def test_starts_are_paired_and_never_published_traces():
 
 @pytest.mark.parametrize("name", agents.names())
 def test_every_shipped_policy_runs_and_repeats(machine, name):
-    first = run_episode(machine, agents.make(name), Start(SEED, 1))
-    again = run_episode(machine, agents.make(name), Start(SEED, 1))
+    first = run_episode(machine, agents.make(name), EpisodeStart(SEED, 1))
+    again = run_episode(machine, agents.make(name), EpisodeStart(SEED, 1))
     assert first == again
     if "SensorMissingError" in first.error:
         assert not first.completed
@@ -80,15 +80,15 @@ def test_every_shipped_policy_runs_and_repeats(machine, name):
 
 def test_other_random_numbers_make_another_run(machine):
     policy = agents.make("threshold-groups")
-    assert run_episode(machine, policy, Start(SEED, 1)) != run_episode(
-        machine, policy, Start(SEED, 2)
+    assert run_episode(machine, policy, EpisodeStart(SEED, 1)) != run_episode(
+        machine, policy, EpisodeStart(SEED, 2)
     )
 
 
 @pytest.mark.parametrize("name", ["hysteresis-pause", "threshold-groups"])
 def test_recording_changes_nothing(machine, name):
-    policy, start = agents.make(name), Start(SEED, 1)
-    recorder = Recorder(machine.scenario)
+    policy, start = agents.make(name), EpisodeStart(SEED, 1)
+    recorder = TimelineRecorder(machine.scenario)
     assert run_episode(machine, policy, start, recorder=recorder) == run_episode(
         machine, policy, start
     )
@@ -98,9 +98,11 @@ def test_recording_changes_nothing(machine, name):
 def test_recording_shows_a_slow_policy_nothing_more(scenario, name):
     """Several intervals in one wait: the probe's reading covers all of it."""
     machine = SimulatedMachine(EpisodeFactory(scenario.with_changes(load={"interval_s": 1.0})))
-    recorder = Recorder(machine.scenario)
-    shown = run_episode(machine, agents.make(name), Start(SEED, 1), recorder=recorder).summary
-    plain = run_episode(machine, agents.make(name), Start(SEED, 1)).summary
+    recorder = TimelineRecorder(machine.scenario)
+    shown = run_episode(
+        machine, agents.make(name), EpisodeStart(SEED, 1), recorder=recorder
+    ).summary
+    plain = run_episode(machine, agents.make(name), EpisodeStart(SEED, 1)).summary
     for figure in ("violations", "actuations", "overruled"):
         assert shown[figure] == plain[figure]
     assert shown["makespan_s"] == pytest.approx(plain["makespan_s"], abs=1e-6)
@@ -109,7 +111,7 @@ def test_recording_shows_a_slow_policy_nothing_more(scenario, name):
 def test_a_cut_at_a_landing_loses_no_wake(machine):
     """A container's start lands 5 ms after a jump of the load, which is seen a poll later."""
     until_s, ends = 14.0, []
-    for advance in (Recorder(machine.scenario).advance, SimulatedMachine.advance):
+    for advance in (TimelineRecorder(machine.scenario).advance, SimulatedMachine.advance):
         machine.begin(SEED, np.random.default_rng(1))
         host = machine.host
         host.wake_qps = 1.0
@@ -124,8 +126,8 @@ def test_a_cut_at_a_landing_loses_no_wake(machine):
 def test_recording_has_the_interval_that_the_time_cap_cuts_short(scenario, spread):
     short = scenario.with_changes(load={"duration_s": 65.0})
     machine = SimulatedMachine(EpisodeFactory(short, variation=Variation(physics=spread)))
-    recorder = Recorder(short)
-    run = run_episode(machine, agents.make("static"), Start(SEED, 1), recorder=recorder)
+    recorder = TimelineRecorder(short)
+    run = run_episode(machine, agents.make("static"), EpisodeStart(SEED, 1), recorder=recorder)
     rows = recorder.recording.intervals
     assert len(rows) == run.summary["intervals"] == 7
     assert (rows[0].start_s, rows[-1].end_s) == (0.0, 65.0)
@@ -134,8 +136,8 @@ def test_recording_has_the_interval_that_the_time_cap_cuts_short(scenario, sprea
 
 def test_recording_tells_the_run(machine):
     policy = agents.make("hysteresis-pause")
-    recorder = Recorder(machine.scenario)
-    run = run_episode(machine, policy, Start(SEED, 1), recorder=recorder)
+    recorder = TimelineRecorder(machine.scenario)
+    run = run_episode(machine, policy, EpisodeStart(SEED, 1), recorder=recorder)
     recording = recorder.recording
     assert len(recording.intervals) == math.ceil(recording.end_s / 10.0)
     slow = sum(row.p95_us > 800.0 for row in recording.intervals)
@@ -150,7 +152,7 @@ def test_recording_tells_the_run(machine):
             assert before.end_s == after.start_s
 
 
-class Truth(Recorder):
+class Truth(TimelineRecorder):
     """A recorder that also notes what is so whenever a wait is over."""
 
     def __init__(self, scenario):
@@ -172,7 +174,7 @@ def test_recording_shows_where_everybody_is(scenario, name, docker_moves):
     """Also where a change is sent before the last one has landed."""
     scenario = scenario.with_changes(delays={"docker_moves": docker_moves})
     machine, recorder = SimulatedMachine(EpisodeFactory(scenario)), Truth(scenario)
-    run_episode(machine, agents.make(name), Start(SEED, 1), recorder=recorder)
+    run_episode(machine, agents.make(name), EpisodeStart(SEED, 1), recorder=recorder)
     recording, moved = recorder.recording, 0
     for now_s, held, places in recorder.seen:
         if now_s < recording.end_s:
@@ -191,9 +193,9 @@ def test_recording_keeps_up_with_a_slow_policy(factory, tmp_path):
     scenario = factory.scenario.with_changes(load={"interval_s": 2.0})
     slow = tmp_path / "slow.yaml"
     slow.write_text("rule: static\nperiod_s: 18.5\n")
-    recorder = Recorder(scenario)
+    recorder = TimelineRecorder(scenario)
     machine = SimulatedMachine(EpisodeFactory(scenario))
-    run_episode(machine, agents.make(slow), Start(SEED, 1), recorder=recorder)
+    run_episode(machine, agents.make(slow), EpisodeStart(SEED, 1), recorder=recorder)
     rows = recorder.recording.intervals
     # The first decision comes up to one period late; nothing is recorded before it.
     first = round(rows[0].start_s / 2.0)
@@ -205,8 +207,8 @@ def test_recording_shows_the_load_that_was_drawn(factory):
     varied = EpisodeFactory(
         factory.scenario, variation=Variation(physics=1.0, most_load=(0.4, 0.5))
     )
-    machine, recorder = SimulatedMachine(varied), Recorder(factory.scenario)
-    run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
+    machine, recorder = SimulatedMachine(varied), TimelineRecorder(factory.scenario)
+    run_episode(machine, agents.make("shared-background"), EpisodeStart(SEED, 1), recorder=recorder)
     rows, load = recorder.recording.intervals, factory.scenario.load
     assert 0.3 * load.qps_max < max(row.qps for row in rows) <= 0.5 * load.qps_max
     late_s = rows[0].end_s - load.interval_s
@@ -215,16 +217,16 @@ def test_recording_shows_the_load_that_was_drawn(factory):
 
 
 def test_a_run_that_ends_at_its_first_decision_becomes_a_picture(machine, tmp_path):
-    policy, recorder = agents.make("static"), Recorder(machine.scenario)
+    policy, recorder = agents.make("static"), TimelineRecorder(machine.scenario)
     policy.decide = None  # raises when it is called
-    assert run_episode(machine, policy, Start(SEED, 1), recorder=recorder).error
+    assert run_episode(machine, policy, EpisodeStart(SEED, 1), recorder=recorder).error
     plot_run(recorder.recording, machine.scenario, "nothing", tmp_path / "run.png")
     assert (tmp_path / "run.png").is_file()
 
 
 def test_a_recorded_run_becomes_a_picture(machine, tmp_path):
-    recorder = Recorder(machine.scenario)
-    run_episode(machine, agents.make("shared-background"), Start(SEED, 1), recorder=recorder)
+    recorder = TimelineRecorder(machine.scenario)
+    run_episode(machine, agents.make("shared-background"), EpisodeStart(SEED, 1), recorder=recorder)
     path = tmp_path / "run.png"
     plot_run(recorder.recording, machine.scenario, "a run", path)
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -257,7 +259,7 @@ def test_spans_on_joins_what_only_other_vcpus_cut():
     ],
 )
 def test_a_failing_policy_is_reported_and_not_completed(machine, fault, message):
-    run = run_episode(machine, Faulty(fault), Start(SEED, 1))
+    run = run_episode(machine, Faulty(fault), EpisodeStart(SEED, 1))
     assert not run.completed
     assert run.makespan_s == 1800.0
     assert run.error.startswith("at 5")

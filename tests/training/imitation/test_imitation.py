@@ -9,7 +9,7 @@ from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import load_profile
 from env.simulator.vector_env import ColocationVecEnv
 from training.imitation import imitate as imitation
-from training.imitation.imitate import Lessons, find_schedule, imitate
+from training.imitation.imitate import Demonstrations, find_schedule, imitate
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
@@ -32,9 +32,9 @@ def small(monkeypatch):
 
 
 def demonstrate(environments, schedule, rng):
-    lessons = Lessons(environments, 1)
-    lessons.teach(schedule, rng)
-    return lessons.read()
+    demonstrations = Demonstrations(environments, 1)
+    demonstrations.teach(schedule, rng)
+    return demonstrations.read()
 
 
 def stage(scenario):
@@ -83,11 +83,11 @@ class Idler:
 def test_the_expert_says_what_a_student_who_plays_should_have_done(small, scenario):
     _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
     environments = ColocationVecEnv(scenario, 32, gamma=1.0, seed=3, staggered=False)
-    lessons = Lessons(environments, 1)
-    lessons.teach(schedule, np.random.default_rng(0), Idler())
+    demonstrations = Demonstrations(environments, 1)
+    demonstrations.teach(schedule, np.random.default_rng(0), Idler())
     states = environments.hosts["state"]
     assert (states[:16] != PENDING).any() and (states[16:] == PENDING).all()
-    edits = lessons.read()[1].reshape(-1, 32)[:, 16:]
+    edits = demonstrations.read()[1].reshape(-1, 32)[:, 16:]
     kinds = environments.factory.table.rows[edits, 0]
     assert (kinds != KEEP).all() and (kinds == START).any()
 

@@ -27,23 +27,33 @@ from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import Profile, load_profile, save_profile
 from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
-from training.machine import workbench as bench_module
+from training.machine import testbed as bench_module
 from training.machine.actuation import CHANGES, STARTS
 from training.machine.characterisation import STOPPING, machine_name, main
 from training.machine.experiment import Factor, combinations, factor, require
 from training.machine.fit_machine import fit_machine, local_load, write_profile
 from training.machine.fit_pairs import fit_pairs
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import FULL, GRID, MARGIN, Campaign, Mode, Row, Store, Task, margin
+from training.machine.measure import (
+    FULL,
+    GRID,
+    MARGIN,
+    Campaign,
+    CampaignPlan,
+    Row,
+    Store,
+    Task,
+    margin,
+)
 from training.machine.samples import shortened
-from training.machine.workbench import (
+from training.machine.testbed import (
     GROUP,
     Beside,
+    Testbed,
     Timing,
-    Workbench,
     end_leftovers,
     pressure,
-    workbench,
+    testbed,
 )
 
 live = pytest.mark.skipif(
@@ -54,7 +64,7 @@ live = pytest.mark.skipif(
 )
 
 CONNECTIONS = Factor("connections", (2, 8))
-TINY = Mode("tiny", Timing(0.3, 0.1), (1, 1), 0.0, 10.0, factors=(CONNECTIONS,))
+TINY = CampaignPlan("tiny", Timing(0.3, 0.1), (1, 1), 0.0, 10.0, factors=(CONNECTIONS,))
 
 CONTENT = {
     "name": "here",
@@ -104,13 +114,13 @@ def measured(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Pa
             raise KeyboardInterrupt
 
     store = Store(out, {"mode": "tiny"})
-    with pytest.raises(KeyboardInterrupt), workbench(out / "work", despite_load=True) as bench:
+    with pytest.raises(KeyboardInterrupt), testbed(out / "work", despite_load=True) as bench:
         Campaign(scenario, TINY, store, interrupt).run(bench)
     assert not left_behind()
     before = store.table("latency")
     assert before["what"].nunique() == 2
     relative = Path(os.path.relpath(out / "work"))
-    with workbench(relative, despite_load=True) as bench:
+    with testbed(relative, despite_load=True) as bench:
         Campaign(scenario, TINY, store).run(bench)
     after = store.table("latency")
     pd.testing.assert_frame_equal(after.iloc[: len(before)], before, check_dtype=False)
@@ -143,7 +153,7 @@ def test_a_sampled_job_takes_about_as_long_as_the_whole(measured: Path, scenario
     jobs = pd.read_csv(measured / "jobs.csv")
     one = jobs[jobs["threads"] == 1].iloc[0]
     assert 0.0 < one["sampled"] < 1.0
-    with workbench(measured / "work", despite_load=True) as bench:
+    with testbed(measured / "work", despite_load=True) as bench:
         whole = bench.time_job(scenario.jobs[0], 1, (0,))
     assert one["cpu_s"] == pytest.approx(whole["cpu_s"], rel=0.3)
 
@@ -195,7 +205,7 @@ def test_what_runs_beside_a_job_is_not_foreign_and_keeps_running(
 ) -> None:
     job, _ = shortened(scenario.jobs[0], 0.2, 1)
     brief = Job(name="brief", command=("sleep", "0.05"), threads=(1,), memory_mib=1)
-    with workbench(tmp_path / "work", despite_load=True) as bench:
+    with testbed(tmp_path / "work", despite_load=True) as bench:
         with bench.beside(pressure("cpu", (0,), Weight.NORMAL)) as source:
             row = bench.time_job(job, 1, (0,), neighbour=source)
         with bench.beside(Beside("brief", brief, 1, (1,), Weight.NORMAL)) as again:
@@ -232,7 +242,7 @@ def test_a_job_that_only_an_image_has_runs_in_a_container(
     monkeypatch.setattr(bench_module, "needs_docker", lambda job: bool(job.image))
     job, _ = shortened(scenario.jobs[0], 0.2, 1)
     boxed = job.model_copy(update={"image": STRESS_IMAGE})
-    with workbench(tmp_path / "work", despite_load=True) as bench:
+    with testbed(tmp_path / "work", despite_load=True) as bench:
         bench.require_images([boxed])
         plain, contained = (bench.time_job(one, 1, (0,)) for one in (job, boxed))
         with pytest.raises(InputError, match="nor image no-such/image:1 in Docker"):
@@ -249,7 +259,7 @@ def test_without_docker_it_says_which_package(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setenv("PATH", "")
     with (
-        workbench(tmp_path / "work", despite_load=True) as bench,
+        testbed(tmp_path / "work", despite_load=True) as bench,
         pytest.raises(InputError, match="dockerd: not found; install it"),
     ):
         _ = bench.containers
@@ -358,7 +368,7 @@ def test_without_permission_it_says_so(
 def test_a_busy_machine_is_refused(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Workbench, "foreign_share", lambda self: 0.9)
+    monkeypatch.setattr(Testbed, "foreign_share", lambda self: 0.9)
     assert "the machine is busy: other processes use 90%" in refused(command, capsys)
     assert not left_behind()
 
@@ -413,7 +423,7 @@ def test_a_scenario_that_is_none_is_named(
 
 # --- how often things are measured --------------------------------------------------------------
 
-REPEATED = Mode("repeated", Timing(1.0, 0.3), (3, 9), math.inf, 10.0)
+REPEATED = CampaignPlan("repeated", Timing(1.0, 0.3), (3, 9), math.inf, 10.0)
 
 
 class Source:
@@ -439,10 +449,10 @@ class Source:
         ]
 
 
-def repeat(source: Source, mode: Mode, folder: Path, scenario: Scenario) -> pd.DataFrame:
+def repeat(source: Source, mode: CampaignPlan, folder: Path, scenario: Scenario) -> pd.DataFrame:
     """The rows of all rounds that a campaign makes."""
     store = Store(folder, {})
-    Campaign(scenario, mode, store).repeat(cast(Workbench, None), [source.task])
+    Campaign(scenario, mode, store).repeat(cast(Testbed, None), [source.task])
     return store.rows("latency", "sweep")
 
 

@@ -141,7 +141,7 @@ def test_a_selection_trace_is_run_as_if_alone():
     machine.begin(seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
     ended = 0
     while not ended:
-        machine.look(row)
+        machine.observe(row)
         ended, _ = machine.step(int(actor.act(row)), 1.0)
     assert machine.summary() == many[0]
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 Piece = TypeVar("Piece")
 
 
-class Crew:
+class ThreadPool:
     """
     The calling thread and its helpers; the work itself has to release Python's lock.
 

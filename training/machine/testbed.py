@@ -1,12 +1,12 @@
 """
-A workbench on the live machine: memcached, a load, and something beside it, all of it our own.
+A testbed on the live machine: memcached, a load, and something beside it, all of it our own.
 
 Everything measured runs in one control group that outweighs the rest of the machine, so that other
 processes disturb it as little as background work would; inside, memcached and what runs beside it
 are siblings, as on a deployed machine. What was started is stopped when the `with` block ends,
 however it ends.
 
-    with workbench(folder) as bench, bench.serving(threads=2, cores=(0,)) as server:
+    with testbed(folder) as bench, bench.serving(threads=2, cores=(0,)) as server:
         rows = bench.sweep(server, [10_000, 50_000], Timing(1.0, 0.3))
 """
 
@@ -132,7 +132,7 @@ class Neighbour:
     :param group: its control group
     """
 
-    def __init__(self, bench: Workbench, what: Beside, group: JobGroup):
+    def __init__(self, bench: Testbed, what: Beside, group: JobGroup):
         self.what = what
         self.group = group
         self._bench = bench
@@ -170,9 +170,9 @@ class _Counters:
     busy_s: tuple[float, ...]  # of each vCPU
 
 
-class Workbench:
+class Testbed:
     """
-    See the module; made by `workbench`.
+    See the module; made by `testbed`.
 
     :param hierarchy: where control groups are
     :param outer: the group of everything measured
@@ -501,9 +501,9 @@ class Workbench:
 
 
 @contextlib.contextmanager
-def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
+def testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
     """
-    Check the machine, then set the workbench up.
+    Check the machine, then set the testbed up.
 
     :param folder: for the jobs' proofs; made, and removed in the end
     :param despite_load: measure although other processes use the machine
@@ -531,7 +531,7 @@ def workbench(folder: Path, despite_load: bool = False) -> Iterator[Workbench]:
                 f"control groups cannot be written ({error.strerror}); run as root"
             ) from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        bench = Workbench(hierarchy, outer, service, folder, stack)
+        bench = Testbed(hierarchy, outer, service, folder, stack)
         share = bench.foreign_share()
         if share > BUSY_LIMIT and not despite_load:
             raise InputError(
