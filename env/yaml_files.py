@@ -1,0 +1,118 @@
+"""
+One way to read YAML: whoever wrote the file, reading it is cheap and ends in one line.
+
+Scenarios, profiles, recipes and rules' parameters may come from anybody. PyYAML's safe loader
+makes plain values only, but deep nesting overflows the interpreter's stack, aliases multiply, and
+of a key that is given twice the last one wins unseen. So the events are counted before anything is
+made of them, and keys are compared.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from env.errors import InputError
+
+MOST_BYTES = 1 << 20
+"""Size of a file; the largest profile has 40 KiB."""
+
+MOST_DEPTH = 20
+"""Collections within each other; a profile has 4."""
+
+MOST_NODES = 20_000
+"""Collections and scalars; a profile has 1200."""
+
+LONGEST_SCALAR = 10_000
+"""Characters of one value: numbers of more take the square of that to read."""
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML has it
+
+
+class _Loader(_SafeLoader):
+    """PyYAML's safe loader, which takes each key once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """
+    The content of a YAML file.
+
+    :param path: a regular file of at most `MOST_BYTES`
+    :param what: what it should be, for messages: "a scenario"
+    :return: mappings, lists, texts and numbers
+    :raises InputError: one line that names the file, the line of the fault and what is allowed
+    """
+    text = _read(path, what)
+    try:
+        _require_modest(text)
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML{_where(error)}") from error
+    except ValueError as error:  # a date or a number that is none
+        raise InputError(f"{path}: not valid YAML: a value that cannot be read") from error
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        # Without waiting: a named pipe has no writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError(f"{path}: cannot be read as {what}: not a regular file")
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or "unreadable").lower()
+        raise InputError(f"{path}: cannot be read as {what}: {reason}") from error
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{path}: cannot be read as {what}: larger than {MOST_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read as {what}: not UTF-8 text") from error
+
+
+def _require_modest(text: str) -> None:
+    """
+    Look at a document's events one by one, which takes no memory, before it is made.
+
+    :raises yaml.YAMLError: where it is no YAML, or more than any file of ours needs
+    """
+    depth = nodes = 0
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal("aliases (*) are not allowed", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
+            raise _refusal(f"a value of more than {LONGEST_SCALAR} characters", event)
+        if depth > MOST_DEPTH:
+            raise _refusal(f"nested more than {MOST_DEPTH} deep", event)
+        if nodes > MOST_NODES:
+            raise _refusal(f"more than {MOST_NODES} values", event)
+
+
+def _refusal(problem: str, event: Any) -> yaml.YAMLError:
+    return yaml.parser.ParserError(problem=problem, problem_mark=event.start_mark)
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """The line of a fault and what it is, as far as PyYAML knows them."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    line = f" at line {mark.line + 1}" if mark else ""
+    return line + (f": {' '.join(problem.split())}" if problem else "")

@@ -1,0 +1,94 @@
+"""Reading YAML: plain values come back, whatever is hostile ends in one line, quickly."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from env.errors import InputError
+from env.scenario import SCENARIO_FOLDER
+from env.yaml_files import LONGEST_SCALAR, MOST_BYTES, MOST_DEPTH, MOST_NODES, read_yaml
+
+
+def read(folder: Path, content: str | bytes) -> object:
+    path = folder / "file.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_yaml(path, "a file")
+
+
+def test_plain_values_come_back(tmp_path: Path) -> None:
+    assert read(tmp_path, "a: [1, 2.5, x]\nb: {c: null}\n") == {
+        "a": [1, 2.5, "x"],
+        "b": {"c": None},
+    }
+    assert read(tmp_path, "") is None
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIO_FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_are_far_from_the_limits(path: Path) -> None:
+    assert read_yaml(path, "a scenario")["name"] == path.stem
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
+"""A small file that would be two thousand million texts."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 50_000, f"line 1: nested more than {MOST_DEPTH} deep"),
+        ("{a: " * 50_000, f"nested more than {MOST_DEPTH} deep"),
+        ("- " * 50_000, f"nested more than {MOST_DEPTH} deep"),
+        (BOMB, "line 2: aliases (*) are not allowed"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: a is given twice"),
+        ("a:\n  b: 1\n  b: 2\n", "line 3: b is given twice"),
+        ("- 1\n" * (MOST_NODES + 1), f"more than {MOST_NODES} values"),
+        ("9" * (LONGEST_SCALAR + 1), f"a value of more than {LONGEST_SCALAR} characters"),
+        ("1:" * 4000 + "1", ""),
+        ("9" * 9000, "cannot be read"),
+        ("a: 2026-13-45", "cannot be read"),
+        ("!!python/object/apply:os.system [id]", "line 1"),
+        ("[1, 2}", "line 1"),
+        ("a: \x07", "not valid YAML"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b" " * (MOST_BYTES + 1), "larger than 1 MiB"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_is_hostile_or_wrong_is_one_line(
+    tmp_path: Path, content: str | bytes, message: str
+) -> None:
+    began = time.perf_counter()
+    try:
+        read(tmp_path, content)
+        assert not message
+    except InputError as error:
+        assert message in str(error)
+        assert str(tmp_path / "file.yaml") in str(error)
+        assert "\n" not in str(error)
+    assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "nothing"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "file.yaml"
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="cannot be read as a scenario: "):
+        read_yaml(path, "a scenario")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="ab:-[]{}&*!#,|>'\"\n 01.~?%@", max_size=200))
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        read_yaml(path, "a file")
+    except InputError as error:
+        assert "\n" not in str(error)
