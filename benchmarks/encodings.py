@@ -28,8 +28,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from env.action import KEEP, PAUSE, PLACE, SERVICE
 from env.allocation import JobState
+from env.codes import KEEP, PAUSE, PLACE, SERVICE
 from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario

@@ -17,8 +17,9 @@ import torch
 from stable_baselines3 import PPO
 from torch import nn
 
-from env.action import KINDS, PLACE, SERVICE, START
-from env.observation import BACKGROUND, GLOBAL_FEATURES, JOB_FEATURES
+from env.action import KINDS
+from env.codes import BACKGROUND, PLACE, SERVICE, START
+from env.observation import GLOBAL_FEATURES, JOB_FEATURES
 from env.simulator.machine import EpisodeFactory
 from training.ppo.adam import Adam
 from training.ppo.masked_policy import KEEP_BIAS, MaskedActorCriticPolicy

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from env.allocation import Weight, cores_of, mask_of
+from env.codes import DONE, KEEP, NORMAL, PAUSE, PAUSED, PENDING, PLACE, RUNNING, SERVICE, START
 from env.scenario import Scenario
 
-KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
 GATE, PLACE_EDIT = 5, 6  # columns of the table
 KINDS = ("keep", "service", "start", "place", "pause")
-
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
 
 # What is open, in one word: keeping, and three bits for each of `MAX_JOBS` jobs at most.
 OPEN_KEEP = 1 << 62

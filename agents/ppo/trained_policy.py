@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from agents.checkpoint import Checkpoint, read_checkpoint
 from env.action import (
-    PLACE,
     apply_edit,
     edit_table,
     legal_edits,
@@ -16,6 +15,7 @@ from env.action import (
     resolve_sets,
 )
 from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
+from env.codes import PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
 from env.observation import observe, remember, shift_history
 from env.regulator import regulate_jobs, regulate_service

@@ -19,8 +19,9 @@ from deploy.records.state import State
 from deploy.safety.guardian import Guardian
 from env.action import apply_edit, resolve_sets
 from env.allocation import Allocation, JobAllocation, JobState
+from env.codes import PENDING
 from env.control import PROBE_WINDOW_S, ControlState, regulated, set_desired
-from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
+from env.regulator import REASONS, pass_through, regulate_jobs, regulate_service
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 

@@ -14,6 +14,7 @@ memcached answering at its plateau meanwhile).
 import math
 
 from env import action, observation, regulator, reward
+from env.codes import DONE, NORMAL, PAUSED, PENDING, RUNNING, TERMINATED, TRUNCATED
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.physics.service import (
@@ -55,9 +56,6 @@ callable_from_kernel(
     reward.shaping_term,
 )
 
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
-
 API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
 API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
 API_P99_S = HOST_FIELDS.index("api_latency_p99_s")
@@ -81,7 +79,6 @@ SLOW_LIMIT = 0.05
 
 PROBES_PER_S = 1000.0
 
-TERMINATED, TRUNCATED = 1, 2
 _SOON_S = 1e-9
 _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move it
 _NO_BACKLOG = 1e-3  # requests

@@ -11,13 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env import action
-from env.action import KEEP, PAUSE, PLACE, SERVICE, START, EditTable, edit_table
-from env.allocation import JobState, Weight
+from env.action import EditTable, edit_table
+from env.codes import (
+    BACKGROUND,
+    DONE,
+    KEEP,
+    NORMAL,
+    PAUSE,
+    PAUSED,
+    PENDING,
+    PLACE,
+    RUNNING,
+    SERVICE,
+    START,
+)
 from env.control import ControlState
 from env.regulator import DWELL, MOVE_FLAP, regulate_jobs, regulate_service
 from env.scenario import Scenario, load_scenario
 
-PENDING, RUNNING, PAUSED, DONE = JobState
 CCA = load_scenario("cca-2025")
 
 PROBLEMS = {
@@ -61,7 +72,7 @@ def wander(scenario: Scenario, table: EditTable, seed: int, decisions: int = 60)
         for job in range(len(control.state)):
             if control.job_state[job] != DONE:
                 ends = control.state[job] == RUNNING and rng.random() < 0.02
-                control.job_state[job] = int(DONE if ends else control.state[job])
+                control.job_state[job] = DONE if ends else control.state[job]
         legal = np.flatnonzero(mask(control, table))
         yield control, legal, rng
         kinds = table.rows[legal, 0]
@@ -102,7 +113,7 @@ def test_the_table_asks_for_nothing_the_scenario_forbids(name: str) -> None:
         if kind == START:
             assert threads in scenario.jobs[job].threads
         if not scenario.regulation.share_service_cores and kind in (START, PLACE):
-            assert weight == Weight.NORMAL
+            assert weight == NORMAL
     kinds = table.rows[:, 0].tolist()
     assert kinds.count(SERVICE) == len(scenario.service.sets)
     assert kinds.count(PAUSE) == len(scenario.jobs)
@@ -121,7 +132,7 @@ def test_a_job_may_start_with_each_count_it_allows(scenario: Scenario) -> None:
 def expected_cores(control: ControlState, cores: int, weight: int) -> int:
     """The documented rule: a normal job uses what memcached leaves of its set, else of all."""
     left = ((1 << control.n_vcpus) - 1) & ~control.service
-    if weight == Weight.BACKGROUND:
+    if weight == BACKGROUND:
         return cores
     return cores & left or left
 
@@ -181,7 +192,7 @@ def test_normal_jobs_follow_memcached(name: str, seed: int) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     for control, _, _ in wander(scenario, table, seed, decisions=30):
         for job in range(len(control.state)):
-            if control.state[job] == RUNNING and control.weight[job] == Weight.NORMAL:
+            if control.state[job] == RUNNING and control.weight[job] == NORMAL:
                 assert control.cores[job] & control.service == 0
                 assert control.cores[job] != 0
 
@@ -248,7 +259,7 @@ def test_memory_is_free_again_as_soon_as_a_job_has_ended() -> None:
         decide(control, table, next(e for e in starts if table.rows[e, 1] == job))
     third = next(e for e in starts if table.rows[e, 1] == 2)
     assert mask(control, table)[third] == 0.0
-    control.job_state[0] = int(DONE)
+    control.job_state[0] = DONE
     assert mask(control, table)[third] == 1.0
     decide(control, table, third)
     assert control.state[:3] == [DONE, RUNNING, RUNNING]

@@ -16,8 +16,8 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from env import reward
-from env.action import START
 from env.allocation import JobState
+from env.codes import START
 from env.colocation import ColocationEnv
 from env.reward import TERMS
 from env.scenario import Scenario

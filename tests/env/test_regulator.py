@@ -16,7 +16,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env.allocation import JobState, Weight
+from env.allocation import Weight
+from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
 from env.control import ControlState, control_dtype, initial_values
 from env.regulator import (
     DWELL,
@@ -34,8 +35,6 @@ from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
 from tests.conftest import Rig
 
-PENDING, RUNNING, PAUSED, DONE = JobState
-BACKGROUND, NORMAL = Weight
 N_JOBS = 3
 _ALL = load_scenario("cca-2025")
 SHIPPED = _ALL.model_copy(update={"jobs": _ALL.jobs[-N_JOBS:]})
@@ -110,7 +109,7 @@ def decide(control: Any, wish: Wish) -> None:
     for job in range(N_JOBS):
         ended = job in wish.ended and control.state[job] in (RUNNING, PAUSED)
         if ended or control.job_state[job] == DONE:
-            control.job_state[job] = int(DONE)
+            control.job_state[job] = DONE
         else:
             control.job_state[job] = int(control.state[job])
         control.desired_state[job] = int(wish.states[job])

@@ -21,7 +21,7 @@ from deploy.demo import loaded
 from deploy.engines import memcached
 from deploy.linux import service_process
 from deploy.records.recorder import read_events
-from env.action import START
+from env.codes import START
 from env.errors import InputError
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from env.action import PLACE
-from env.allocation import JobState, Weight, mask_of
+from env.allocation import mask_of
+from env.codes import BACKGROUND, DONE, NORMAL, PLACE, RUNNING
 from env.physics.compiled import compiled
 from env.scenario import Scenario
 from env.simulator import kernel
@@ -34,7 +34,6 @@ FIRST_TEMPERATURE_S, LAST_TEMPERATURE_S = 15.0, 0.3
 LOOK_AHEAD_S = 0.2
 """How long before a load moves memcached gets the vCPUs it will need."""
 
-RUNNING, DONE = int(JobState.RUNNING), int(JobState.DONE)
 AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
 
 
@@ -216,7 +215,7 @@ def in_turn(scenario: Scenario, at_once: int) -> Schedule:
     """
     n_jobs, everything = len(scenario.jobs), (1 << scenario.machine.vcpus) - 1
     sharing = scenario.regulation.share_service_cores
-    weight = int(Weight.BACKGROUND if sharing else Weight.NORMAL)
+    weight = BACKGROUND if sharing else NORMAL
     rows = [
         (job - at_once, max(scenario.jobs[job].threads), everything, weight, everything, weight)
         for job in range(n_jobs)

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from env.action import KEEP, START
-from env.allocation import JobState, Weight
+from env.codes import KEEP, NORMAL, PENDING, RUNNING, START
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import load_profile
@@ -13,9 +12,6 @@ from training.imitation.imitate import Demonstrations, find_schedule, imitate
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
-
-NORMAL, RUNNING = int(Weight.NORMAL), int(JobState.RUNNING)
-PENDING = int(JobState.PENDING)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
