@@ -85,6 +85,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
         ("kept", whole),  # 1 when the last action changed nothing
+        ("settled", whole),  # 1: regulating the desired allocation again would change nothing
         # Counts over the episode.
         ("illegal_edits", whole),
         ("overruled", whole),

@@ -8,17 +8,15 @@ import numpy.typing as npt
 
 from agents.checkpoint import Checkpoint, read_checkpoint
 from env.action import (
-    apply_edit,
     edit_table,
     legal_edits,
     open_edits,
-    resolve_sets,
 )
 from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
 from env.codes import PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
+from env.decision import decide_edit
 from env.observation import observe, remember, shift_history
-from env.regulator import regulate_jobs, regulate_service
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -171,7 +169,6 @@ class PPOPolicy:
         self._seen: Allocation | None = None
         self._desired: tuple[tuple[int, ...], ...] = ()
         self._desired_value = Allocation(())
-        self._settled = False  # to regulate the same wish again would change nothing
 
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Observe, choose an edit and return the allocation it leads to."""
@@ -179,7 +176,7 @@ class PPOPolicy:
         self._read(telemetry)
         if telemetry.applied is not self._seen:
             self._seen = telemetry.applied
-            self._settled = False
+            control.settled = 0
             self._adopt(telemetry.applied)
         if self._first:
             control.settled_qps = control.qps
@@ -188,14 +185,8 @@ class PPOPolicy:
             remember(control)
         observe(control, control.n_vcpus, self._network.features)
         edit = self._network.choose(self._masks.penalty(control))
-        apply_edit(control, self._rows, edit)
-        if not (control.kept and self._settled):
-            desired_service = control.desired_service
-            regulate_service(control)
-            resolve_sets(control)
-            self._note_desired(desired_service)
-            regulate_jobs(control)
-            self._settled = control.overruled_reasons == 0
+        if decide_edit(control, self._rows, edit):
+            self._note_desired()
         shift_history(control)
         loop = self._scenario.control
         self.period_s = loop.hold_s if control.kept else loop.period_s
@@ -212,7 +203,7 @@ class PPOPolicy:
             job = telemetry.jobs[name]
             if job.state != states[index]:
                 states[index] = job.state
-                self._settled = False
+                control.settled = 0
             used[index] = job.cpu_s
 
     def _adopt(self, applied: Allocation) -> None:
@@ -250,18 +241,18 @@ class PPOPolicy:
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else -1
 
-    def _note_desired(self, service: int) -> None:
-        """Bring the wish as a value up to date: the same object as long as it stays the same."""
+    def _note_desired(self) -> None:
+        """Bring the desired allocation as a value up to date; it stays the same object if equal."""
         control = self._control
-        wished = (
-            (service,),
+        desired = (
+            (control.desired_service,),
             tuple(control.desired_state),
             tuple(control.desired_cores),
             tuple(control.desired_weight),
             tuple(control.desired_threads),
         )
-        if wished != self._desired:
-            self._desired = wished
+        if desired != self._desired:
+            self._desired = desired
             # A job whose set memcached holds whole is for the regulator to stop.
             everything = (1 << control.n_vcpus) - 1
             jobs = {
@@ -269,7 +260,7 @@ class PPOPolicy:
                     STATES[state], cores_of(cores or everything), WEIGHTS[weight], threads
                 )
                 for name, state, cores, weight, threads in zip(
-                    self._names, *wished[1:], strict=True
+                    self._names, *desired[1:], strict=True
                 )
             }
-            self._desired_value = Allocation(cores_of(service), jobs)
+            self._desired_value = Allocation(cores_of(control.desired_service), jobs)

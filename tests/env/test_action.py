@@ -26,7 +26,8 @@ from env.codes import (
     START,
 )
 from env.control import ControlState
-from env.regulator import DWELL, MOVE_FLAP, regulate_jobs, regulate_service
+from env.decision import decide_edit
+from env.regulator import DWELL, MOVE_FLAP
 from env.scenario import Scenario, load_scenario
 
 CCA = load_scenario("cca-2025")
@@ -56,11 +57,9 @@ def mask(control: ControlState, table: EditTable) -> list[float]:
 
 
 def decide(control: ControlState, table: EditTable, edit: int) -> None:
-    """One decision as the loop takes it."""
-    action.apply_edit(control, table.rows, edit)
-    regulate_service(control)
-    action.resolve_sets(control)
-    regulate_jobs(control)
+    """One decision, regulated whether or not it keeps."""
+    control.settled = 0
+    decide_edit(control, table.rows, edit)
 
 
 def wander(scenario: Scenario, table: EditTable, seed: int, decisions: int = 60) -> Any:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from env.allocation import Weight
 from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
 from env.control import ControlState, control_dtype, initial_values
+from env.decision import decide_allocation
 from env.regulator import (
     DWELL,
     MEMORY,
@@ -27,9 +28,6 @@ from env.regulator import (
     REASONS,
     SHARING,
     STRANDED,
-    pass_through,
-    regulate_jobs,
-    regulate_service,
 )
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
@@ -118,8 +116,7 @@ def decide(control: Any, wish: Wish) -> None:
         control.desired_threads[job] = wish.threads[job]
         control.desired_quota[job] = wish.quotas[job]
     control.desired_service = wish.service
-    regulate_service(control)
-    regulate_jobs(control)
+    decide_allocation(control, True)
 
 
 def in_force(control: Any) -> tuple[Any, ...]:
@@ -339,7 +336,7 @@ def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
         control.desired_weight[:] = map(int, wish.weights)
         control.desired_threads[:] = wish.threads
         control.desired_quota[:] = wish.quotas
-        pass_through(control)
+        decide_allocation(control, False)
         assert control.service == (wish.service or before.service)
         assert control.overruled == control.overruled_reasons == 0
         for job in range(N_JOBS):
