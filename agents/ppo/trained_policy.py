@@ -8,6 +8,10 @@ import numpy.typing as npt
 
 from agents.checkpoint import Checkpoint, read_checkpoint
 from env.action import (
+    CORES,
+    JOB,
+    KIND,
+    WEIGHT,
     edit_table,
     legal_edits,
     open_edits,
@@ -236,8 +240,8 @@ class PPOPolicy:
     def _place_of(self, job: int, cores: int, weight: int) -> int:
         """The edit that names a place, or -1."""
         rows = self._rows
-        same = (rows[:, 0] == PLACE) & (rows[:, 1] == job)
-        same &= (rows[:, 2] == cores) & (rows[:, 3] == weight)
+        same = (rows[:, KIND] == PLACE) & (rows[:, JOB] == job)
+        same &= (rows[:, CORES] == cores) & (rows[:, WEIGHT] == weight)
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else -1
 

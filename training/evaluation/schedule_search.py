@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from env import action
 from env.allocation import mask_of
 from env.codes import BACKGROUND, DONE, NORMAL, PLACE, RUNNING
 from env.physics.compiled import compiled
@@ -131,7 +132,8 @@ class Search:
         choices = self.scenario.service.core_choices
         self.least, self.most = mask_of(choices[0]), mask_of(choices[-1])
         rows = factory.table.rows
-        self.places = np.unique(rows[rows[:, 0] == PLACE][:, 2:4], axis=0)
+        places = rows[rows[:, action.KIND] == PLACE]
+        self.places = np.unique(places[:, [action.CORES, action.WEIGHT]], axis=0)
 
     def cost(self, schedule: Schedule) -> tuple[float, int]:
         """Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done."""

@@ -67,10 +67,10 @@ vCPU, and for what a second one adds, that both serve 20 % less than the profile
 def legal_edit(h, rows, kind, job, cores, weight, threads):
     """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
     for edit in range(rows.shape[0]):
-        same = rows[edit, 0] == kind and rows[edit, 1] == job
-        same &= kind == START or rows[edit, 2] == cores
-        same &= kind != PLACE or rows[edit, 3] == weight
-        same &= kind != START or rows[edit, 4] == threads
+        same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
+        same &= kind == START or rows[edit, action.CORES] == cores
+        same &= kind != PLACE or rows[edit, action.WEIGHT] == weight
+        same &= kind != START or rows[edit, action.THREADS] == threads
         if same and action.is_legal(h, rows, edit):
             return edit
     return KEEP
