@@ -95,7 +95,7 @@ class FactorisedAllocation(VecEnvWrapper):
         return self.venv.reset()
 
     def step_async(self, actions: Any) -> None:
-        """Write the projected allocations as wishes; the kernel regulates them."""
+        """Write the projected allocations as desired; the kernel regulates them."""
         hosts = self.base.hosts
         hosts["desired_service"] = self.services[actions[:, 0]]
         choice = actions[:, 1:]
@@ -104,9 +104,9 @@ class FactorisedAllocation(VecEnvWrapper):
         state = hosts["state"]
         pending, done = state == JobState.PENDING, state == JobState.DONE
         self.projected += int((pause & pending).sum() + (~pause & done).sum())
-        wish = np.where(pause, JobState.PAUSED, JobState.RUNNING)
-        wish = np.where(pause & pending, JobState.PENDING, wish)
-        hosts["desired_state"] = wish
+        desired = np.where(pause, JobState.PAUSED, JobState.RUNNING)
+        desired = np.where(pause & pending, JobState.PENDING, desired)
+        hosts["desired_state"] = desired
         hosts["desired_set"] = np.where(pause, hosts["desired_set"], place[..., 0])
         hosts["desired_place"] = -1
         hosts["desired_weight"] = np.where(pause, hosts["desired_weight"], place[..., 1])

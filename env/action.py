@@ -227,7 +227,7 @@ def is_legal(control, rows, edit):
 
 def apply_edit(control, rows, edit):
     """
-    Write one edit into the policy's wish; an illegal one is counted and changes nothing.
+    Write one edit into the desired allocation; an illegal one is counted and changes nothing.
 
     :param control: a control row
     :param rows: int64[n_edits, 7], see `EditTable`

@@ -117,7 +117,7 @@ def place(control, job, state):
 
 
 def pass_through(control):
-    """Apply the wish as it stands: for faithfulness runs of published controllers."""
+    """Apply the desired allocation as it stands, to run published controllers as published."""
     control.overruled_reasons = 0
     if control.desired_service != 0:
         control.service = control.desired_service

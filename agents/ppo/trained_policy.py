@@ -212,7 +212,7 @@ class PPOPolicy:
 
     def _adopt(self, applied: Allocation) -> None:
         """
-        Take over what is really applied where it is not what this policy wished.
+        Take over what is really applied where it is not what this policy desired.
 
         That happens after somebody else has decided, or when jobs run already at the beginning.
         """

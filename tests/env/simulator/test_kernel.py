@@ -1,8 +1,8 @@
 """
 The simulator's physics, event by event, and its compiled form against plain Python.
 
-`Rig.walk` runs an episode of random wishes and yields the host before and after every stretch of
-constant rates, so that each law is checked against the rates in force, not against itself.
+`Rig.walk` runs an episode of random allocations and yields the host before and after every stretch
+of constant rates, so that each law is checked against the rates in force, not against itself.
 """
 
 from __future__ import annotations
