@@ -10,7 +10,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure
 
 from agents.checkpoint import read_checkpoint
-from agents.ppo.trained_policy import MaskedNetwork, PPOPolicy
+from agents.ppo.network import MaskedNetwork
+from agents.ppo.trained_policy import PPOPolicy
 from env.action import KIND, KINDS
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
