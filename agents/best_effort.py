@@ -28,26 +28,24 @@ class BestEffortController(Controller[Rule], ABC):
     The sources run one endless program; here all jobs run at once within what it would get.
     """
 
-    def within(
-        self, telemetry: Telemetry, budget: float, weight: Weight
-    ) -> dict[str, JobAllocation]:
+    def within_budget(self, telemetry: Telemetry, budget: float) -> dict[str, JobAllocation]:
         """
-        The jobs that are left, on all vCPUs, within a budget of CPU time.
+        The jobs that are left, on all vCPUs at background weight, within a budget of CPU time.
 
-        Each job has an equal part of the budget for its quota, no less than there can be;
-        without a budget the jobs are paused.
+        The quota of each job is an equal part of the budget, but at least `LEAST_QUOTA`; without a
+        budget the jobs are paused.
 
         :param telemetry: what the machine shows
-        :param budget: [vCPUs]; infinite sets no quota
-        :param weight: against memcached, where they share a vCPU
+        :param budget: CPU time of all jobs together [vCPUs]; infinite sets no quota
+        :return: allocations by job name
         """
         if budget <= 0.0:
-            return self.on(telemetry, (), weight)
+            return self.on_cores(telemetry, ())
         left = len(unfinished(telemetry, self.job_names))
         quota = None if math.isinf(budget) else max(LEAST_QUOTA, budget / max(left, 1))
-        return self.on(telemetry, self.vcpus, weight, quota)
+        return self.on_cores(telemetry, self.vcpus, Weight.BACKGROUND, quota)
 
-    def on(
+    def on_cores(
         self,
         telemetry: Telemetry,
         cores: tuple[int, ...],
@@ -55,12 +53,13 @@ class BestEffortController(Controller[Rule], ABC):
         quota: float | None = None,
     ) -> dict[str, JobAllocation]:
         """
-        The jobs that are left, on given vCPUs; paused, or not started, if there are none.
+        The jobs that are left, on given vCPUs; without vCPUs they are paused, or not started.
 
         :param telemetry: what the machine shows
-        :param cores: their vCPUs
-        :param weight: against memcached, where they share a vCPU
-        :param quota: of each job [vCPUs]
+        :param cores: the jobs' vCPUs
+        :param weight: the jobs' CPU weight against memcached, where they share a vCPU
+        :param quota: most CPU time of each job [vCPUs]; None for no limit
+        :return: allocations by job name
         """
         jobs = {}
         for job in unfinished(telemetry, self.job_names):

@@ -174,7 +174,7 @@ def probed_p95_us(policy: str, telemetry: Telemetry) -> float:
     """
     The probed 95th percentile of memcached's latency [µs].
 
-    :param policy: who asks
+    :param policy: name of the policy that asks
     :param telemetry: what the machine shows
     :raises SensorMissingError: if no probe runs
     """
@@ -184,9 +184,21 @@ def probed_p95_us(policy: str, telemetry: Telemetry) -> float:
     return p95_us
 
 
+def latency_slack(policy: str, telemetry: Telemetry, slo_us: float) -> float:
+    """
+    How far the probed p95 is below the SLO, as a share of the SLO; negative above it.
+
+    :param policy: name of the policy that asks
+    :param telemetry: what the machine shows
+    :param slo_us: limit of the 95th percentile [µs]
+    :raises SensorMissingError: if no probe runs
+    """
+    return (slo_us - probed_p95_us(policy, telemetry)) / slo_us
+
+
 class Periodic:
     """
-    A loop inside a loop: says when its next turn has come.
+    A loop inside a policy that turns at a slower period than the policy decides.
 
     :param period_s: seconds between turns; the first comes at once
     """
@@ -212,7 +224,7 @@ class CpuThreshold:
 
     def __init__(self, threshold: float):
         self._threshold = threshold
-        self._cpu = RateWindow()
+        self._cpu = CounterRate()
 
     def choose(self, telemetry: Telemetry, scenario: Scenario) -> tuple[int, ...]:
         """
@@ -226,7 +238,7 @@ class CpuThreshold:
         return choices[0] if used is not None and used <= self._threshold else choices[-1]
 
 
-class RateWindow:
+class CounterRate:
     """A cumulative counter's rate since its last reading, as `psutil` and `stats` users see it."""
 
     def __init__(self) -> None:

@@ -28,8 +28,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from env.action import KEEP, PAUSE, PLACE, SERVICE
+from env.action import CORES, JOB, KIND, WEIGHT
 from env.allocation import JobState
+from env.codes import KEEP, PAUSE, PLACE, SERVICE
 from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
@@ -48,7 +49,7 @@ class TieredPlacement(VecEnvWrapper):
     def __init__(self, venv: ColocationVecEnv):
         super().__init__(venv)
         self.base = venv
-        kinds = venv.factory.table.rows[:, 0]
+        kinds = venv.factory.table.rows[:, KIND]
         self._fast = np.isin(kinds, (KEEP, SERVICE))
         self._done = np.zeros(venv.num_envs, np.int64)
         self._next_s = np.zeros(venv.num_envs)
@@ -80,21 +81,21 @@ class FactorisedAllocation(VecEnvWrapper):
     def __init__(self, venv: ColocationVecEnv):
         rows = venv.factory.table.rows
         self.base = venv
-        self.services = rows[rows[:, 0] == SERVICE, 2]
-        first_job = rows[rows[:, 1] == 0]
-        self.places = first_job[first_job[:, 0] == PLACE, 2:4]
+        self.services = rows[rows[:, KIND] == SERVICE, CORES]
+        first_job = rows[rows[:, JOB] == 0]
+        self.places = first_job[first_job[:, KIND] == PLACE][:, [CORES, WEIGHT]]
         n_jobs = len(venv.scenario.jobs)
         heads = [len(self.services)] + [len(self.places) + 1] * n_jobs
         super().__init__(venv, action_space=spaces.MultiDiscrete(heads))
         self.projected = 0
-        assert (rows[:, 0] == PAUSE).any()
+        assert (rows[:, KIND] == PAUSE).any()
 
     def reset(self) -> Any:
         """Start all episodes."""
         return self.venv.reset()
 
     def step_async(self, actions: Any) -> None:
-        """Write the projected allocations as wishes; the kernel regulates them."""
+        """Write the projected allocations as desired; the kernel regulates them."""
         hosts = self.base.hosts
         hosts["desired_service"] = self.services[actions[:, 0]]
         choice = actions[:, 1:]
@@ -103,9 +104,9 @@ class FactorisedAllocation(VecEnvWrapper):
         state = hosts["state"]
         pending, done = state == JobState.PENDING, state == JobState.DONE
         self.projected += int((pause & pending).sum() + (~pause & done).sum())
-        wish = np.where(pause, JobState.PAUSED, JobState.RUNNING)
-        wish = np.where(pause & pending, JobState.PENDING, wish)
-        hosts["desired_state"] = wish
+        desired = np.where(pause, JobState.PAUSED, JobState.RUNNING)
+        desired = np.where(pause & pending, JobState.PENDING, desired)
+        hosts["desired_state"] = desired
         hosts["desired_set"] = np.where(pause, hosts["desired_set"], place[..., 0])
         hosts["desired_place"] = -1
         hosts["desired_weight"] = np.where(pause, hosts["desired_weight"], place[..., 1])

@@ -17,8 +17,9 @@ import torch
 from stable_baselines3 import PPO
 from torch import nn
 
-from env.action import KINDS, PLACE, SERVICE, START
-from env.observation import BACKGROUND, GLOBAL_FEATURES, JOB_FEATURES
+from env.action import CORES, JOB, KIND, KINDS, THREADS, WEIGHT
+from env.codes import BACKGROUND, PLACE, SERVICE, START
+from env.observation import GLOBAL_FEATURES, JOB_FEATURES
 from env.simulator.machine import EpisodeFactory
 from training.ppo.adam import Adam
 from training.ppo.masked_policy import KEEP_BIAS, MaskedActorCriticPolicy
@@ -92,7 +93,8 @@ class JobNetwork(nn.Module):
         machine, rows = factory.scenario.machine, torch.from_numpy(factory.table.rows.copy())
         traits = torch.from_numpy(factory.profile.job_array(factory.scenario.job_names)).log()
         traits = (traits - traits.mean(0)) / (traits.std(0) + 1e-6)
-        kind, job, cores, weight, threads = rows[:, :5].unbind(1)
+        columns = (KIND, JOB, CORES, WEIGHT, THREADS)
+        kind, job, cores, weight, threads = (rows[:, column] for column in columns)
         sets = (cores[:, None] >> torch.arange(machine.vcpus) & 1).float()
         described = [nn.functional.one_hot(kind, len(KINDS)).float(), sets.mean(1, keepdim=True)]
         background = ((kind == START) | (kind == PLACE)) & (weight == BACKGROUND)

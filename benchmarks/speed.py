@@ -80,7 +80,7 @@ class RandomEdits:
 def action_stream(n_actions: int) -> tuple[Any, str]:
     """Who chooses the actions of the environment's benchmark, and how that is called."""
     from agents.checkpoint import find_checkpoint, read_checkpoint
-    from agents.ppo.trained_policy import MaskedNetwork
+    from agents.ppo.network import MaskedNetwork
 
     if find_checkpoint(CHECKPOINT).exists():
         return MaskedNetwork(read_checkpoint(CHECKPOINT).layers), str(CHECKPOINT)
@@ -302,7 +302,7 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     """
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from agents.ppo.trained_policy import MaskedNetwork
+    from agents.ppo.network import MaskedNetwork
     from env.scenario import load_scenario
     from env.simulator.machine import EpisodeFactory
     from env.simulator.vector_env import ColocationVecEnv

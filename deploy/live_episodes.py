@@ -42,13 +42,12 @@ from deploy.records.state import STATE_FILE, StateFolder, claim
 from deploy.safety import guardian
 from env.action import edit_table, legal_edits
 from env.allocation import JobState
+from env.codes import TERMINATED, TRUNCATED
 from env.control import ControlState
 from env.errors import InputError
 from env.observation import observe, remember, shift_history
 from env.reward import TERMS, churn_term, potential, shaping_term, slo_term, time_term
 from env.scenario import Scenario
-
-TERMINATED, TRUNCATED = 1, 2
 
 START_LIMIT_S = 5.0
 """How long the sensors and the probe may take to show something."""

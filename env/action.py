@@ -12,18 +12,31 @@ does not hold, and follows when memcached comes and goes; a background job may s
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from env.allocation import Weight, cores_of, mask_of
+from env.codes import (
+    BACKGROUND,
+    DONE,
+    KEEP,
+    NORMAL,
+    PAUSE,
+    PAUSED,
+    PENDING,
+    PLACE,
+    RUNNING,
+    SERVICE,
+    START,
+)
 from env.scenario import Scenario
 
-KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
-GATE, PLACE_EDIT = 5, 6  # columns of the table
 KINDS = ("keep", "service", "start", "place", "pause")
 
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
+# Columns of the edit table: an `Edit`, its bit in the word of `open_edits` (0 for memcached's), and
+# the edit that names the place it leads to (else -1).
+KIND, JOB, CORES, WEIGHT, THREADS, GATE, PLACE_EDIT = range(7)
 
 # What is open, in one word: keeping, and three bits for each of `MAX_JOBS` jobs at most.
 OPEN_KEEP = 1 << 62
@@ -31,14 +44,31 @@ OPEN_START, OPEN_PLACE, OPEN_PAUSE = 1, 2, 4
 BITS_PER_JOB = 3
 
 
+class Edit(NamedTuple):
+    """
+    What one edit says; what its kind does not need is 0.
+
+    :param kind: `KEEP`, `SERVICE`, `START`, `PLACE` or `PAUSE`
+    :param job: index of the job in the scenario
+    :param cores: vCPU set, a bit mask
+    :param weight: `BACKGROUND` or `NORMAL`
+    :param threads: number of threads a job is launched with
+    """
+
+    kind: int
+    job: int = 0
+    cores: int = 0
+    weight: int = 0
+    threads: int = 0
+
+
 @dataclass(frozen=True)
 class EditTable:
     """
     All edits of a scenario.
 
-    :param rows: int64[n_edits, 7], stored column by column: kind, job, core set (bit mask),
-        weight, threads; its bit in the word of `open_edits`, 0 for memcached's; the edit that
-        names the place it leads to (else -1)
+    :param rows: int64[n_edits, 7], stored column by column; `KIND` and its fellows name the columns
+    :param job_names: the scenario's jobs, in order
     """
 
     rows: np.ndarray
@@ -47,9 +77,13 @@ class EditTable:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __getitem__(self, edit: int) -> Edit:
+        """What an edit says."""
+        return Edit(*self.rows[edit, : len(Edit._fields)].tolist())
+
     def describe(self, edit: int) -> str:
         """An edit in words, for logs and histograms."""
-        kind, job, cores, weight, threads = (int(value) for value in self.rows[edit, :5])
+        kind, job, cores, weight, threads = self[edit]
         parts = [KINDS[kind]]
         if kind not in (KEEP, SERVICE):
             parts.append(self.job_names[job])
@@ -75,7 +109,7 @@ def edit_table(scenario: Scenario) -> EditTable:
     everything = mask_of(tuple(range(machine.vcpus)))
     refuge = mask_of(scenario.service.core_choices[-1])
     sharing = scenario.regulation.share_service_cores
-    both = (Weight.NORMAL, Weight.BACKGROUND) if sharing else (Weight.NORMAL,)
+    both = (NORMAL, BACKGROUND) if sharing else (NORMAL,)
     places = [(everything, weight) for weight in both]
     physical = [mask_of(core) for core in machine.physical_cores]
     for core_set in physical + [1 << vcpu for vcpu in range(machine.vcpus)]:
@@ -84,30 +118,30 @@ def edit_table(scenario: Scenario) -> EditTable:
         known = any(core_set == place for place, _ in places)
         if known or (single and shares):
             continue
-        places += [(core_set, weight) for weight in (both if shares else (Weight.NORMAL,))]
-    rows = [(KEEP, 0, 0, 0, 0)]
-    rows += [(SERVICE, 0, mask_of(choice), 0, 0) for choice in scenario.service.sets]
+        places += [(core_set, weight) for weight in (both if shares else (NORMAL,))]
+    edits = [Edit(KEEP)]
+    edits += [Edit(SERVICE, cores=mask_of(choice)) for choice in scenario.service.sets]
     for index, job in enumerate(scenario.jobs):
-        rows += [
-            (START, index, everything, int(both[-1]), threads)
+        edits += [
+            Edit(START, index, everything, both[-1], threads)
             for threads in job.threads
             if threads <= max(machine.vcpus, job.threads[0])
         ]
-        rows += [(PLACE, index, core_set, int(weight), 0) for core_set, weight in places]
-        rows.append((PAUSE, index, 0, 0, 0))
+        edits += [Edit(PLACE, index, core_set, weight) for core_set, weight in places]
+        edits.append(Edit(PAUSE, index))
     places_by_key = {
-        (job, cores, weight): edit
-        for edit, (kind, job, cores, weight, _) in enumerate(rows)
-        if kind == PLACE
+        (edit.job, edit.cores, edit.weight): index
+        for index, edit in enumerate(edits)
+        if edit.kind == PLACE
     }
     bits = {START: OPEN_START, PLACE: OPEN_PLACE, PAUSE: OPEN_PAUSE}
-    whole = []
-    for row in rows:
-        kind, index, *_ = row
-        gate = OPEN_KEEP if kind == KEEP else bits.get(kind, 0) << BITS_PER_JOB * index
-        place = places_by_key.get(row[1:4], -1) if kind in (START, PLACE) else -1
-        whole.append((*row, gate, place))
-    return EditTable(np.asfortranarray(np.array(whole, dtype=np.int64)), scenario.job_names)
+    rows = []
+    for edit in edits:
+        gate = OPEN_KEEP if edit.kind == KEEP else bits.get(edit.kind, 0) << BITS_PER_JOB * edit.job
+        key = (edit.job, edit.cores, edit.weight)
+        place = places_by_key.get(key, -1) if edit.kind in (START, PLACE) else -1
+        rows.append((*edit, gate, place))
+    return EditTable(np.asfortranarray(np.array(rows, dtype=np.int64)), scenario.job_names)
 
 
 def open_edits(control):
@@ -175,44 +209,44 @@ def legal_edits(control, rows, legal):
         if control.desired_place[job] >= 0 and control.state[job] == RUNNING:
             legal[control.desired_place[job]] = 0.0
     for edit in range(1, len(rows)):
-        if rows[edit, 0] != SERVICE:
+        if rows[edit, KIND] != SERVICE:
             break
-        legal[edit] = 1.0 if can_serve(control, rows[edit, 2]) else 0.0
+        legal[edit] = 1.0 if can_serve(control, rows[edit, CORES]) else 0.0
 
 
 def is_legal(control, rows, edit):
     """Whether one edit is legal; says what `legal_edits` says."""
-    if rows[edit, 0] == SERVICE:
-        return can_serve(control, rows[edit, 2])
-    if rows[edit, 0] == KEEP and something_runs(control):
+    if rows[edit, KIND] == SERVICE:
+        return can_serve(control, rows[edit, CORES])
+    if rows[edit, KIND] == KEEP and something_runs(control):
         return True  # most decisions: no need to know what else is open
-    job = rows[edit, 1]
+    job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0
 
 
 def apply_edit(control, rows, edit):
     """
-    Write one edit into the policy's wish; an illegal one is counted and changes nothing.
+    Write one edit into the desired allocation; an illegal one is counted and changes nothing.
 
     :param control: a control row
     :param rows: int64[n_edits, 7], see `EditTable`
     :param edit: index of the edit
     """
-    kind, job = rows[edit, 0], rows[edit, 1]
+    kind, job = rows[edit, KIND], rows[edit, JOB]
     if not is_legal(control, rows, edit):
         control.illegal_edits += 1
         kind = KEEP
     control.kept = 1 if kind == KEEP else 0
     if kind == SERVICE:
-        control.desired_service = rows[edit, 2]
+        control.desired_service = rows[edit, CORES]
     elif kind == START or kind == PLACE:
         control.desired_state[job] = RUNNING
         control.desired_place[job] = rows[edit, PLACE_EDIT]
-        control.desired_set[job] = rows[edit, 2]
-        control.desired_weight[job] = rows[edit, 3]
+        control.desired_set[job] = rows[edit, CORES]
+        control.desired_weight[job] = rows[edit, WEIGHT]
         if kind == START:
-            control.desired_threads[job] = rows[edit, 4]
+            control.desired_threads[job] = rows[edit, THREADS]
     elif kind == PAUSE:
         control.desired_state[job] = PAUSED
 

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from env import codes
 from env.scenario import Scenario
 
 
 class JobState(IntEnum):
     """Where a job stands; `RUNNING` includes a container that is still starting."""
 
-    PENDING = 0
-    RUNNING = 1
-    PAUSED = 2
-    DONE = 3
+    PENDING = codes.PENDING
+    RUNNING = codes.RUNNING
+    PAUSED = codes.PAUSED
+    DONE = codes.DONE
 
 
 IDLE = (JobState.PENDING, JobState.DONE)
@@ -27,8 +28,8 @@ IDLE = (JobState.PENDING, JobState.DONE)
 class Weight(IntEnum):
     """CPU weight: `BACKGROUND` yields to everything else, `NORMAL` equals memcached's."""
 
-    BACKGROUND = 0
-    NORMAL = 1
+    BACKGROUND = codes.BACKGROUND
+    NORMAL = codes.NORMAL
 
 
 LEAST_QUOTA = 0.01

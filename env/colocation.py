@@ -9,12 +9,11 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
 from env.action import EditTable, edit_table
+from env.codes import TERMINATED, TRUNCATED
 from env.errors import InputError
 from env.observation import feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import trace_seeds
-
-TERMINATED, TRUNCATED = 1, 2
 
 
 class Backend(Protocol):

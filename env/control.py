@@ -1,7 +1,7 @@
 """
 The control state: everything that a policy's decision reads and writes, as plain arrays.
 
-One row holds what the sensors show, what the policy wishes, what the regulator made of it and
+One row holds what the sensors show, what the policy desires, what the regulator made of it and
 what both remember. The regulator, the observation and the action encoding are plain functions
 over such a row: the simulator keeps thousands of rows in one structured array and compiles the
 functions; the live loop keeps a single `ControlState` and runs them as they are. So they cannot
@@ -57,7 +57,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("probed_p95_us", real),  # by the latency probe over its last window; 0 without one
         ("job_state", whole, jobs),  # JobState
         ("job_cpu_s", real, jobs),
-        # What the policy wishes.
+        # What the policy desires.
         ("desired_service", whole),
         ("desired_state", whole, jobs),
         ("desired_place", whole, jobs),  # the edit that names where the job is, or -1
@@ -85,6 +85,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
         ("kept", whole),  # 1 when the last action changed nothing
+        ("settled", whole),  # 1: regulating the desired allocation again would change nothing
         # Counts over the episode.
         ("illegal_edits", whole),
         ("overruled", whole),
@@ -158,10 +159,10 @@ def control_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
 
 def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     """
-    Write an allocation into the row as the policy's wish.
+    Write an allocation into the row as the desired one.
 
     :param control: a control row
-    :param allocation: what the policy wants; jobs it does not name keep their last wish
+    :param allocation: what the policy desires; a job that it does not name stays as last desired
     :param scenario: gives the order of the jobs
     """
     control.desired_service = mask_of(allocation.service_cores)

@@ -28,6 +28,7 @@ The allocation shown is the regulated one: what was sent to the actuator, the la
 included, because actions take effect late.
 """
 
+from env.codes import BACKGROUND, DONE, PAUSED, PENDING, RUNNING
 from env.control import HISTORY, PROBE_WINDOW_S
 from env.scenario import Scenario
 
@@ -39,9 +40,6 @@ JOB_FEATURES = 7
 LONG_S = 10.0
 FADE_S = 600.0  # how long a bad reading of the probe is remembered
 WORST = 2.0  # times the SLO
-
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-BACKGROUND = 0
 
 
 def feature_count(scenario: Scenario) -> int:

@@ -9,8 +9,7 @@ memory cannot hold. Each stage is a few lines; what it overruled is counted and 
 All functions work on a control row (`env.control`), plain Python here, compiled in the kernel.
 """
 
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
+from env.codes import DONE, NORMAL, PAUSED, PENDING, RUNNING
 
 STRANDED, DWELL, SHARING, MEMORY, PAUSE_FLAP, MOVE_FLAP = 1, 2, 4, 8, 16, 32
 REASONS = {
@@ -118,7 +117,7 @@ def place(control, job, state):
 
 
 def pass_through(control):
-    """Apply the wish as it stands: for faithfulness runs of published controllers."""
+    """Apply the desired allocation as it stands, to run published controllers as published."""
     control.overruled_reasons = 0
     if control.desired_service != 0:
         control.service = control.desired_service

@@ -109,7 +109,7 @@ class Rig:
 
     def set_desired(self, service: tuple[int, ...], **jobs: Any) -> None:
         """
-        Wish for an allocation and send it.
+        Desire an allocation and send it.
 
         :param service: memcached's vCPUs
         :param jobs: for a job's name its (state, vCPUs, weight), launched with 4 threads
@@ -123,8 +123,8 @@ class Rig:
             self.row["desired_threads"][job] = 4
         kernel.apply_desired(self.row, True)
 
-    def wish_anything(self, rng: np.random.Generator) -> None:
-        """Wish for something random, most of what there is staying as it is."""
+    def desire_anything(self, rng: np.random.Generator) -> None:
+        """Desire something random, most of what there is staying as it is."""
         row, n_vcpus = self.row, self.scenario.machine.vcpus
         if rng.random() < 0.3:
             choices = self.scenario.service.core_choices
@@ -154,10 +154,10 @@ class Rig:
             yield before, self.row.copy()
 
     def walk(self, seed: int, limit_s: float = 1e9) -> Iterator[tuple[Any, Any]]:
-        """A whole episode of random wishes, one stretch of constant rates after the other."""
+        """An episode of random allocations, one stretch of constant rates after the other."""
         rng = np.random.default_rng(seed)
         while not self.done and self.row["now_s"] < min(limit_s, self.row["duration_s"]) - 1e-9:
-            self.wish_anything(rng)
+            self.desire_anything(rng)
             wait_s = 0.025 * rng.integers(1, 80)
             yield from self.events(min(self.row["now_s"] + wait_s, self.row["duration_s"]))
             kernel.sense(self.row)

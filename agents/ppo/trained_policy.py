@@ -1,125 +1,19 @@
 """The trained PPO policy, run with NumPy: what the live agent executes."""
 
-import math
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from agents.checkpoint import Checkpoint, read_checkpoint
-from env.action import (
-    PLACE,
-    apply_edit,
-    edit_table,
-    legal_edits,
-    open_edits,
-    resolve_sets,
-)
+from agents.ppo.network import KnownMasks, SingleNetwork
+from env.action import CORES, JOB, KIND, WEIGHT, edit_table
 from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
+from env.codes import PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
+from env.decision import decide_edit
 from env.observation import observe, remember, shift_history
-from env.regulator import regulate_jobs, regulate_service
 from env.scenario import Scenario
 from env.telemetry import Telemetry
-
-
-class MaskedNetwork:
-    """
-    The deterministic policy: the legal action with the largest logit.
-
-    :param layers: (weight float32[out, in], bias float32[out]) of each layer, ReLU between them
-    """
-
-    def __init__(self, layers: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]):
-        self._layers = layers
-
-    def logits(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """float32[..., n_features] to float32[..., n_actions], not masked."""
-        *hidden, (weight, bias) = self._layers
-        for inner_weight, inner_bias in hidden:
-            features = np.maximum(features @ inner_weight.T + inner_bias, 0.0)
-        return features @ weight.T + bias
-
-    def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """
-        The best legal action.
-
-        :param observation: float32[..., n_features + n_actions], the mask at its end
-        """
-        n_features = self._layers[0][0].shape[1]
-        logits = self.logits(observation[..., :n_features])
-        return np.where(observation[..., n_features:] > 0.5, logits, -np.inf).argmax(axis=-1)
-
-
-class SingleNetwork:
-    """
-    `MaskedNetwork` for one observation at a time, in a third of the time.
-
-    Nothing is allocated, and biases are weights of an input that is always 1. `features` is the
-    network's input, to be written into: n_features values.
-
-    :param layers: see `MaskedNetwork`
-    """
-
-    def __init__(self, layers: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]):
-        self._weights = [np.column_stack(layer).astype(np.float32) for layer in layers]
-        self._inputs = [np.ones(weight.shape[1], np.float32) for weight in self._weights]
-        self.features = self._inputs[0][:-1].data
-        self._outputs = [inputs[:-1] for inputs in self._inputs[1:]]
-        self._logits = np.zeros(len(self._weights[-1]), np.float32)
-
-    def choose(self, penalty: npt.NDArray[np.float32]) -> int:
-        """
-        The best legal action.
-
-        :param penalty: float32[n_actions], 0 where an action is legal and -inf where it is not
-        :raises ValueError: if the network's output is not a number
-        """
-        for weight, inputs, output in zip(self._weights, self._inputs, self._outputs, strict=False):
-            np.dot(weight, inputs, output)
-            np.maximum(output, 0.0, out=output)
-        logits = np.dot(self._weights[-1], self._inputs[-1], self._logits)
-        logits += penalty
-        best = int(logits.argmax())
-        if not math.isfinite(logits[best]):
-            raise ValueError(f"the network's output is {logits[best]}")
-        return best
-
-
-class KnownMasks:
-    """
-    `env.action.legal_edits`, remembered: the same few masks come again and again.
-
-    :param rows: int64[n_edits, 7], see `env.action.EditTable`
-    """
-
-    LIMIT = 1000
-
-    def __init__(self, rows: npt.NDArray[np.int64]):
-        self._rows = rows
-        self._known: dict[tuple[object, ...], npt.NDArray[np.float32]] = {}
-
-    def penalty(self, control: ControlState) -> npt.NDArray[np.float32]:
-        """
-        What makes illegal edits lose.
-
-        :param control: a control row
-        :return: float32[n_edits], 0 where an edit is legal and -inf where it is not
-        """
-        held = control.now_s - control.grown_at_s < control.service_dwell_s
-        places = tuple(control.desired_place)
-        # All that `legal_edits` looks at.
-        seen = (open_edits(control), tuple(control.state), places)
-        key = (*seen, control.desired_service, control.service, held)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= self.LIMIT:
-                self._known.clear()
-            legal = [0.0] * len(self._rows)
-            legal_edits(control, self._rows, legal)
-            known = np.where(np.array(legal) > 0.5, 0.0, -np.inf).astype(np.float32)
-            self._known[key] = known
-        return known
 
 
 class PPOPolicy:
@@ -171,7 +65,6 @@ class PPOPolicy:
         self._seen: Allocation | None = None
         self._desired: tuple[tuple[int, ...], ...] = ()
         self._desired_value = Allocation(())
-        self._settled = False  # to regulate the same wish again would change nothing
 
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Observe, choose an edit and return the allocation it leads to."""
@@ -179,7 +72,7 @@ class PPOPolicy:
         self._read(telemetry)
         if telemetry.applied is not self._seen:
             self._seen = telemetry.applied
-            self._settled = False
+            control.settled = 0
             self._adopt(telemetry.applied)
         if self._first:
             control.settled_qps = control.qps
@@ -188,14 +81,8 @@ class PPOPolicy:
             remember(control)
         observe(control, control.n_vcpus, self._network.features)
         edit = self._network.choose(self._masks.penalty(control))
-        apply_edit(control, self._rows, edit)
-        if not (control.kept and self._settled):
-            desired_service = control.desired_service
-            regulate_service(control)
-            resolve_sets(control)
-            self._note_desired(desired_service)
-            regulate_jobs(control)
-            self._settled = control.overruled_reasons == 0
+        if decide_edit(control, self._rows, edit):
+            self._note_desired()
         shift_history(control)
         loop = self._scenario.control
         self.period_s = loop.hold_s if control.kept else loop.period_s
@@ -212,12 +99,12 @@ class PPOPolicy:
             job = telemetry.jobs[name]
             if job.state != states[index]:
                 states[index] = job.state
-                self._settled = False
+                control.settled = 0
             used[index] = job.cpu_s
 
     def _adopt(self, applied: Allocation) -> None:
         """
-        Take over what is really applied where it is not what this policy wished.
+        Take over what is really applied where it is not what this policy desired.
 
         That happens after somebody else has decided, or when jobs run already at the beginning.
         """
@@ -245,23 +132,23 @@ class PPOPolicy:
     def _place_of(self, job: int, cores: int, weight: int) -> int:
         """The edit that names a place, or -1."""
         rows = self._rows
-        same = (rows[:, 0] == PLACE) & (rows[:, 1] == job)
-        same &= (rows[:, 2] == cores) & (rows[:, 3] == weight)
+        same = (rows[:, KIND] == PLACE) & (rows[:, JOB] == job)
+        same &= (rows[:, CORES] == cores) & (rows[:, WEIGHT] == weight)
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else -1
 
-    def _note_desired(self, service: int) -> None:
-        """Bring the wish as a value up to date: the same object as long as it stays the same."""
+    def _note_desired(self) -> None:
+        """Bring the desired allocation as a value up to date; it stays the same object if equal."""
         control = self._control
-        wished = (
-            (service,),
+        desired = (
+            (control.desired_service,),
             tuple(control.desired_state),
             tuple(control.desired_cores),
             tuple(control.desired_weight),
             tuple(control.desired_threads),
         )
-        if wished != self._desired:
-            self._desired = wished
+        if desired != self._desired:
+            self._desired = desired
             # A job whose set memcached holds whole is for the regulator to stop.
             everything = (1 << control.n_vcpus) - 1
             jobs = {
@@ -269,7 +156,7 @@ class PPOPolicy:
                     STATES[state], cores_of(cores or everything), WEIGHTS[weight], threads
                 )
                 for name, state, cores, weight, threads in zip(
-                    self._names, *wished[1:], strict=True
+                    self._names, *desired[1:], strict=True
                 )
             }
-            self._desired_value = Allocation(cores_of(service), jobs)
+            self._desired_value = Allocation(cores_of(control.desired_service), jobs)

@@ -2,7 +2,7 @@
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from agents.policy import Controller, Parameters, RateWindow, unfinished
+from agents.policy import Controller, CounterRate, Parameters, unfinished
 from env.allocation import Allocation, JobAllocation, JobState
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -42,7 +42,7 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self.require_jobs([*self.parameters.heavy, *self.parameters.light])
-        self._cpu = RateWindow()
+        self._cpu = CounterRate()
         self._lent = tuple(core for core in self.most if core not in self.least)
         self._taken = True
 

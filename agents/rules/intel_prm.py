@@ -5,8 +5,8 @@ import math
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import Periodic, RateWindow, SensorMissingError
-from env.allocation import Allocation, Weight
+from agents.policy import CounterRate, Periodic, SensorMissingError
+from env.allocation import Allocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -54,7 +54,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
         super().reset(scenario)
         self.probe_window_s = self.parameters.main_period_s
         self._main = Periodic(self.parameters.main_period_s)
-        self._service_cpu, self._batch_cpu = RateWindow(), RateWindow()
+        self._service_cpu, self._batch_cpu = CounterRate(), CounterRate()
         self._alone_cpi: list[float] = []
         self._service_peak = 0.0
         self._ends_s = -1.0  # of learning
@@ -84,7 +84,7 @@ class IntelPrm(BestEffortController[IntelPrmParameters]):
             self._level, self._quiet = min(self._level + 1, rule.levels), 0
         if self._main.due(now_s) and cpi > self._threshold():
             self._level = self._quiet = 0
-        return Allocation(self.most, self.within(telemetry, self._budget(), Weight.BACKGROUND))
+        return Allocation(self.most, self.within_budget(telemetry, self._budget()))
 
     def _budget(self) -> float:
         rule = self.parameters

@@ -4,7 +4,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from agents.best_effort import BestEffortController, BestEffortParameters
 from agents.policy import probed_p95_us
-from env.allocation import Allocation, Weight
+from env.allocation import Allocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -40,4 +40,4 @@ class LatencyAwarePrm(BestEffortController[LatencyAwarePrmParameters]):
         on_target = probed_p95_us(self.name, telemetry) < self.scenario.service.slo_us
         self._level = min(self._level + 1, rule.top_level) if on_target else 0
         budget = max(rule.least_budget, self._level * len(self.vcpus) / rule.levels)
-        return Allocation(self.most, self.within(telemetry, budget, Weight.BACKGROUND))
+        return Allocation(self.most, self.within_budget(telemetry, budget))

@@ -3,7 +3,7 @@
 from pydantic import PositiveFloat, model_validator
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import probed_p95_us
+from agents.policy import latency_slack
 from env.allocation import Allocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -54,8 +54,7 @@ class Parties(BestEffortController[PartiesParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Move at most one vCPU."""
         rule, now_s = self.parameters, telemetry.time_s
-        target_us = self.scenario.service.slo_us
-        slack = (target_us - probed_p95_us(self.name, telemetry)) / target_us
+        slack = latency_slack(self.name, telemetry, self.scenario.service.slo_us)
         if slack < rule.upsize_slack:
             if self._downsized:
                 self._hold_until_s = now_s + rule.hold_s
@@ -65,4 +64,4 @@ class Parties(BestEffortController[PartiesParameters]):
             self._service -= 1
             self._downsized = True
         service = self.vcpus[: self._service]
-        return Allocation(service, self.on(telemetry, self.others(service)))
+        return Allocation(service, self.on_cores(telemetry, self.others(service)))

@@ -5,7 +5,7 @@ import math
 from pydantic import PositiveFloat
 
 from agents.best_effort import BestEffortController, BestEffortParameters
-from agents.policy import RateWindow
+from agents.policy import CounterRate
 from env.allocation import Allocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -33,7 +33,7 @@ class PerfIso(BestEffortController[PerfIsoParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
-        self._busy = [RateWindow() for _ in self.vcpus]
+        self._busy = [CounterRate() for _ in self.vcpus]
         self._batch = 0
 
     def decide(self, telemetry: Telemetry) -> Allocation:
@@ -52,7 +52,7 @@ class PerfIso(BestEffortController[PerfIsoParameters]):
         spare = math.floor(idle - self.parameters.buffer + 1e-9)
         self._batch = min(max(0, self._batch + spare), len(self.vcpus) - 1)
         split = self._split()
-        return Allocation(self.vcpus[:split], self.on(telemetry, self.vcpus[split:]))
+        return Allocation(self.vcpus[:split], self.on_cores(telemetry, self.vcpus[split:]))
 
     def _split(self) -> int:
         return len(self.vcpus) - self._batch

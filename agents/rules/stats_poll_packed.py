@@ -2,7 +2,7 @@
 
 from pydantic import PositiveFloat, PositiveInt
 
-from agents.policy import Controller, Parameters, RateWindow, unfinished
+from agents.policy import Controller, CounterRate, Parameters, unfinished
 from env.allocation import Allocation, JobAllocation, JobState
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -42,7 +42,7 @@ class StatsPollPacked(Controller[StatsPollPackedParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self.require_jobs([*self.parameters.packed, *self.parameters.wide])
-        self._requests = RateWindow()
+        self._requests = CounterRate()
         # vCPUs that are never memcached's come first.
         self._order = [*self.others(self.most), *(c for c in self.most if c not in self.least)]
 

@@ -17,10 +17,11 @@ from deploy.linux.service_process import Identity
 from deploy.records.recorder import SCHEDULER, Recorder
 from deploy.records.state import State
 from deploy.safety.guardian import Guardian
-from env.action import apply_edit, resolve_sets
 from env.allocation import Allocation, JobAllocation, JobState
+from env.codes import PENDING
 from env.control import PROBE_WINDOW_S, ControlState, regulated, set_desired
-from env.regulator import PENDING, REASONS, pass_through, regulate_jobs, regulate_service
+from env.decision import decide_allocation, decide_edit
+from env.regulator import REASONS
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
@@ -153,8 +154,8 @@ class LiveMachine:
         self._calm_from: Cpu | None = None
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
-        self._desired: Allocation | None = None
-        self._settled = False  # to regulate the same wish again would change nothing
+        # Applied again, this allocation would change nothing.
+        self._settled: Allocation | None = None
 
     @property
     def now_s(self) -> float:
@@ -240,25 +241,18 @@ class LiveMachine:
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
         """
-        Wish for an allocation; what the regulator leaves of it is actuated.
+        Regulate an allocation, and have what the regulator leaves of it actuated.
 
-        :param allocation: the policy's wish
-        :param regulator_on: False lets the wish through as it is
+        :param allocation: what the policy desires
+        :param regulator_on: False lets it through as it is
         """
         row = self._up_to_date()
-        if allocation is not self._desired:
+        if allocation is not self._settled or not regulator_on:
             set_desired(row, allocation, self.scenario)
-            self._desired, self._settled = allocation, False
-        if self._settled and regulator_on:
-            self._note_decided()
-            return
-        if regulator_on:
-            regulate_service(row)
-            regulate_jobs(row)
-        else:
-            pass_through(row)
-        self._send()
-        self._settled = regulator_on and row.overruled_reasons == 0
+            decide_allocation(row, regulator_on)
+            self._send()
+            self._settled = allocation if regulator_on and not row.overruled_reasons else None
+        self._note_decided()
 
     def sense(self) -> ControlState:
         """The control row with all readings of the last poll, for whoever decides by edits."""
@@ -270,18 +264,16 @@ class LiveMachine:
 
     def edit(self, rows: Any, edit: int) -> None:
         """
-        Wish for one edit of the allocation; what the regulator leaves of it is actuated.
+        Apply one edit, and have what the regulator leaves of it actuated.
 
         :param rows: int[n_edits, 7], see `env.action.EditTable`
         :param edit: index of the edit
         """
         row = self._up_to_date()
-        self._desired, self._settled = None, False
-        apply_edit(row, rows, edit)
-        regulate_service(row)
-        resolve_sets(row)
-        regulate_jobs(row)
-        self._send()
+        self._settled = None
+        if decide_edit(row, rows, edit):
+            self._send()
+        self._note_decided()
 
     def _up_to_date(self) -> ControlState:
         """The control row, with the time and the jobs' states as of the last poll."""
@@ -291,8 +283,12 @@ class LiveMachine:
             state = run.state
             if state != states[index]:
                 states[index] = int(state)
-                self._settled = False
+                self._unsettle()
         return row
+
+    def _unsettle(self) -> None:
+        """Forget what would change nothing: the jobs have changed."""
+        self._settled, self._row.settled = None, 0
 
     def _send(self) -> None:
         """Have what the regulator left actuated, if it has changed."""
@@ -300,7 +296,6 @@ class LiveMachine:
         if row.overruled_reasons != self._reasons:
             self._note_overruled()
         self.overruled += row.overruled
-        self._note_decided()
         sent = _sent(row)
         if sent != self._sent:
             self._sent = sent
@@ -357,7 +352,8 @@ class LiveMachine:
         for index, run in enumerate(self.actuator.jobs.values()):
             if states[index] != PENDING and run.state == JobState.PENDING:
                 states[index] = PENDING  # a failed attempt, to be started again
-                self._sent, self._settled = (), False
+                self._sent = ()
+                self._unsettle()
 
     def _is_calm(self) -> bool:
         """Whether memcached has time to spare on its vCPUs."""

@@ -20,6 +20,7 @@ answers three questions, in this order:
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
 
+from env.codes import BACKGROUND, NORMAL
 from env.physics.compiled import compiled, inlined
 
 JOB_FIELDS = (
@@ -32,8 +33,6 @@ JOB_FIELDS = (
     "launch_overhead_s",  # container start, unpacking and end detection [s]
 )
 WORK_S, SERIAL_FRACTION, CORES_PER_THREAD, SMT, SENSITIVITY, PRESSURE, LAUNCH_OVERHEAD_S = range(7)
-
-BACKGROUND, NORMAL = 0, 1
 
 # First entries of HOST_FIELDS (env.simulator.profile). Memory pressure of a busy memcached vCPU:
 SERVICE_PRESSURE = 0

@@ -112,7 +112,6 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("until_s", real),
         ("woken_s", real),  # first poll that something has asked for; recorders set it to inf
         ("quiet_until_s", real),  # until then nothing happens unless the policy acts
-        ("settled", whole),  # 1: to regulate and send the same wish again would change nothing
         ("wake_on_events", whole),
         # The reward and the episode's figures.
         ("violated_s", real),

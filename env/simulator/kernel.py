@@ -13,7 +13,8 @@ memcached answering at its plateau meanwhile).
 
 import math
 
-from env import action, observation, regulator, reward
+from env import action, decision, observation, regulator, reward
+from env.codes import DONE, NORMAL, PAUSED, PENDING, RUNNING, TERMINATED, TRUNCATED
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.physics.service import (
@@ -39,6 +40,8 @@ callable_from_kernel(
     action.legal_edits,
     action.apply_edit,
     action.resolve_sets,
+    decision.decide_edit,
+    decision.decide_allocation,
     observation.remember,
     observation.shift_history,
     observation.observe,
@@ -54,9 +57,6 @@ callable_from_kernel(
     reward.potential,
     reward.shaping_term,
 )
-
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
 
 API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
 API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
@@ -81,7 +81,6 @@ SLOW_LIMIT = 0.05
 
 PROBES_PER_S = 1000.0
 
-TERMINATED, TRUNCATED = 1, 2
 _SOON_S = 1e-9
 _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move it
 _NO_BACKLOG = 1e-3  # requests
@@ -590,14 +589,9 @@ def work_left(h):
 
 @compiled
 def apply_desired(h, regulator_on):
-    """Regulate an explicit wish and send what comes of it."""
-    if regulator_on:
-        regulator.regulate_service(h)
-        regulator.regulate_jobs(h)
-    else:
-        regulator.pass_through(h)
+    """Regulate the desired allocation and send what comes of it."""
+    decision.decide_allocation(h, regulator_on)
     send(h)
-    h.settled = 0
     h.decisions += 1
     h.decided_at_s = h.now_s
 
@@ -629,13 +623,8 @@ def step(h, rows, targets, edit, gamma, terms):
     before = reward.potential(work_left(h), h.n_vcpus)
     h.violated_s = 0.0
     h.over_slo_s = 0.0
-    action.apply_edit(h, rows, edit)
-    if not h.kept or not h.settled:  # else it would come to what it came to before
-        regulator.regulate_service(h)
-        action.resolve_sets(h)
-        regulator.regulate_jobs(h)
+    if decision.decide_edit(h, rows, edit):
         send(h)
-        h.settled = h.overruled_reasons == 0
     h.decisions += 1
     h.edits += 1 - h.kept
     observation.shift_history(h)

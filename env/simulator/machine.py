@@ -345,7 +345,7 @@ class SimulatedMachine:
 
         :param edit: index into the scenario's edits
         :param gamma: discount for the shaping term
-        :return: 0, `kernel.TERMINATED` or `kernel.TRUNCATED`, and the reward terms
+        :return: 0, `TERMINATED` or `TRUNCATED`, and the reward terms
         """
         self._desired = None
         ended = kernel.step_at(
@@ -388,10 +388,10 @@ class SimulatedMachine:
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
         """
-        Wish for an allocation; what the regulator leaves of it is actuated.
+        Regulate an allocation, and send what the regulator leaves of it.
 
-        :param allocation: the policy's wish
-        :param regulator_on: False lets the wish through as it is
+        :param allocation: what the policy desires
+        :param regulator_on: False lets it through as it is
         :raises ValueError: if the machine cannot hold it
         """
         if allocation != self._desired:

@@ -13,12 +13,7 @@ from env.scenario import Scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import run_episodes, starts_from
 
-RUNNING, PAUSED, PENDING, DONE = (
-    JobState.RUNNING,
-    JobState.PAUSED,
-    JobState.PENDING,
-    JobState.DONE,
-)
+PENDING, RUNNING, PAUSED, DONE = JobState
 NEED_A_PROBE = ("heracles", "hybrid-prm", "hybrid-prm-tuned", "latency-aware-prm", "parties")
 PICKY = (*NEED_A_PROBE, "intel-prm")
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")

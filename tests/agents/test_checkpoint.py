@@ -12,7 +12,8 @@ import torch
 
 import agents
 from agents.checkpoint import CHECKPOINT_FOLDER, METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
-from agents.ppo.trained_policy import MaskedNetwork, PPOPolicy
+from agents.ppo.network import MaskedNetwork
+from agents.ppo.trained_policy import PPOPolicy
 from env.errors import InputError
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine

@@ -11,13 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env import action
-from env.action import KEEP, PAUSE, PLACE, SERVICE, START, EditTable, edit_table
-from env.allocation import JobState, Weight
+from env.action import KIND, Edit, EditTable, edit_table
+from env.codes import (
+    BACKGROUND,
+    DONE,
+    KEEP,
+    NORMAL,
+    PAUSE,
+    PAUSED,
+    PENDING,
+    PLACE,
+    RUNNING,
+    SERVICE,
+    START,
+)
 from env.control import ControlState
-from env.regulator import DWELL, MOVE_FLAP, regulate_jobs, regulate_service
+from env.decision import decide_edit
+from env.regulator import DWELL, MOVE_FLAP
 from env.scenario import Scenario, load_scenario
 
-PENDING, RUNNING, PAUSED, DONE = JobState
 CCA = load_scenario("cca-2025")
 
 PROBLEMS = {
@@ -45,11 +57,9 @@ def mask(control: ControlState, table: EditTable) -> list[float]:
 
 
 def decide(control: ControlState, table: EditTable, edit: int) -> None:
-    """One decision as the loop takes it."""
-    action.apply_edit(control, table.rows, edit)
-    regulate_service(control)
-    action.resolve_sets(control)
-    regulate_jobs(control)
+    """One decision, regulated whether or not it keeps."""
+    control.settled = 0
+    decide_edit(control, table.rows, edit)
 
 
 def wander(scenario: Scenario, table: EditTable, seed: int, decisions: int = 60) -> Any:
@@ -61,10 +71,10 @@ def wander(scenario: Scenario, table: EditTable, seed: int, decisions: int = 60)
         for job in range(len(control.state)):
             if control.job_state[job] != DONE:
                 ends = control.state[job] == RUNNING and rng.random() < 0.02
-                control.job_state[job] = int(DONE if ends else control.state[job])
+                control.job_state[job] = DONE if ends else control.state[job]
         legal = np.flatnonzero(mask(control, table))
         yield control, legal, rng
-        kinds = table.rows[legal, 0]
+        kinds = table.rows[legal, KIND]
         decide(control, table, int(rng.choice(legal[kinds == rng.choice(np.unique(kinds))])))
 
 
@@ -95,24 +105,24 @@ def test_an_edit_in_words() -> None:
 def test_the_table_asks_for_nothing_the_scenario_forbids(name: str) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     everything = (1 << scenario.machine.vcpus) - 1
-    assert table.rows[0, 0] == KEEP
-    for kind, job, cores, weight, threads in table.rows[1:, :5].tolist():
+    assert table[0] == Edit(KEEP)
+    for kind, job, cores, weight, threads in list(table)[1:]:
         if kind != PAUSE:
             assert cores & everything == cores != 0
         if kind == START:
             assert threads in scenario.jobs[job].threads
         if not scenario.regulation.share_service_cores and kind in (START, PLACE):
-            assert weight == Weight.NORMAL
-    kinds = table.rows[:, 0].tolist()
+            assert weight == NORMAL
+    kinds = [edit.kind for edit in table]
     assert kinds.count(SERVICE) == len(scenario.service.sets)
     assert kinds.count(PAUSE) == len(scenario.jobs)
 
 
 def test_a_job_may_start_with_each_count_it_allows(scenario: Scenario) -> None:
-    rows = edit_table(scenario).rows
+    table = edit_table(scenario)
     for index, job in enumerate(scenario.jobs):
-        starts = rows[(rows[:, 0] == START) & (rows[:, 1] == index)]
-        assert starts[:, 4].tolist() == list(job.threads)
+        starts = [edit for edit in table if edit.kind == START and edit.job == index]
+        assert [edit.threads for edit in starts] == list(job.threads)
 
 
 # --- legal edits ------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ def test_a_job_may_start_with_each_count_it_allows(scenario: Scenario) -> None:
 def expected_cores(control: ControlState, cores: int, weight: int) -> int:
     """The documented rule: a normal job uses what memcached leaves of its set, else of all."""
     left = ((1 << control.n_vcpus) - 1) & ~control.service
-    if weight == Weight.BACKGROUND:
+    if weight == BACKGROUND:
         return cores
     return cores & left or left
 
@@ -131,7 +141,7 @@ def test_a_legal_edit_is_carried_out(name: str, seed: int) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     for control, legal, _ in wander(scenario, table, seed, decisions=12):
         for edit in legal.tolist():
-            kind, job, cores, weight, threads = table.rows[edit, :5].tolist()
+            kind, job, cores, weight, threads = table[edit]
             after = copy.deepcopy(control)
             decide(after, table, edit)
             assert after.illegal_edits == 0
@@ -163,7 +173,7 @@ def test_what_time_held_back_comes_about(name: str, seed: int) -> None:
     rules = scenario.regulation
     for control, legal, rng in wander(scenario, table, seed, decisions=12):
         edit = int(rng.choice(legal))
-        kind, job, cores, weight, _ = table.rows[edit, :5].tolist()
+        kind, job, cores, weight, _ = table[edit]
         after = copy.deepcopy(control)
         decide(after, table, edit)
         for _ in range(2):  # memcached's vCPUs first, the jobs that follow it next
@@ -181,7 +191,7 @@ def test_normal_jobs_follow_memcached(name: str, seed: int) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     for control, _, _ in wander(scenario, table, seed, decisions=30):
         for job in range(len(control.state)):
-            if control.state[job] == RUNNING and control.weight[job] == Weight.NORMAL:
+            if control.state[job] == RUNNING and control.weight[job] == NORMAL:
                 assert control.cores[job] & control.service == 0
                 assert control.cores[job] != 0
 
@@ -200,7 +210,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             for index, job in enumerate(scenario.jobs)
             if control.state[index] in (RUNNING, PAUSED) and control.job_state[index] != DONE
         )
-        for edit, (kind, job, cores, weight, _) in enumerate(table.rows[:, :5].tolist()):
+        for edit, (kind, job, cores, weight, _) in enumerate(table):
             if kind == KEEP:
                 live = [
                     control.state[index]
@@ -243,12 +253,12 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
 def test_memory_is_free_again_as_soon_as_a_job_has_ended() -> None:
     scenario, table = PROBLEMS["little memory"], TABLES["little memory"]
     control = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 100.0))
-    starts = np.flatnonzero(table.rows[:, 0] == START).tolist()
+    starts = np.flatnonzero(table.rows[:, KIND] == START).tolist()
     for job in (0, 1):
-        decide(control, table, next(e for e in starts if table.rows[e, 1] == job))
-    third = next(e for e in starts if table.rows[e, 1] == 2)
+        decide(control, table, next(e for e in starts if table[e].job == job))
+    third = next(e for e in starts if table[e].job == 2)
     assert mask(control, table)[third] == 0.0
-    control.job_state[0] = int(DONE)
+    control.job_state[0] = DONE
     assert mask(control, table)[third] == 1.0
     decide(control, table, third)
     assert control.state[:3] == [DONE, RUNNING, RUNNING]

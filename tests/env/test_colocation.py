@@ -16,8 +16,9 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from env import reward
-from env.action import START
+from env.action import KIND
 from env.allocation import JobState
+from env.codes import START
 from env.colocation import ColocationEnv
 from env.reward import TERMS
 from env.scenario import Scenario
@@ -46,7 +47,7 @@ def make(scenario: Scenario | str = "cca-2025", work: float = 1.0, gamma: float 
 def greedy(env: Any) -> int:
     """Start whatever may be started, then wait."""
     legal = np.flatnonzero(env.action_mask())
-    starts = legal[env.table.rows[legal, 0] == START]
+    starts = legal[env.table.rows[legal, KIND] == START]
     return int(starts[0]) if len(starts) else 0
 
 

@@ -1,8 +1,8 @@
 """
-The regulator keeps its promises to memcached and to the jobs, whatever a policy wishes.
+The regulator keeps its promises to memcached and to the jobs, whatever a policy desires.
 
-Hypothesis makes up machines and sequences of wishes, legal or not. Every sequence runs on a plain
-object, as the live loop holds it, and on a NumPy row, as the simulator does.
+Hypothesis makes up machines and sequences of decisions, legal or not. Every sequence runs on a
+plain object, as the live loop holds it, and on a NumPy row, as the simulator does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env.allocation import JobState, Weight
+from env.allocation import Weight
+from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
 from env.control import ControlState, control_dtype, initial_values
+from env.decision import decide_allocation
 from env.regulator import (
     DWELL,
     MEMORY,
@@ -26,16 +28,11 @@ from env.regulator import (
     REASONS,
     SHARING,
     STRANDED,
-    pass_through,
-    regulate_jobs,
-    regulate_service,
 )
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
 from tests.conftest import Rig
 
-PENDING, RUNNING, PAUSED, DONE = JobState
-BACKGROUND, NORMAL = Weight
 N_JOBS = 3
 _ALL = load_scenario("cca-2025")
 SHIPPED = _ALL.model_copy(update={"jobs": _ALL.jobs[-N_JOBS:]})
@@ -55,7 +52,7 @@ PROBLEMS = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class Desired:
     """What a policy may come up with at one decision, and what happened before it."""
 
     wait_s: float
@@ -72,10 +69,10 @@ def per_job(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]
     return st.tuples(*[values] * N_JOBS)
 
 
-def wishes(service: st.SearchStrategy[int]) -> st.SearchStrategy[list[Wish]]:
-    """Sequences of wishes: half of the decisions follow at once, jobs want to run mostly."""
+def sequences(service: st.SearchStrategy[int]) -> st.SearchStrategy[list[Desired]]:
+    """Sequences of decisions: half of the decisions follow at once, jobs want to run mostly."""
     one = st.builds(
-        Wish,
+        Desired,
         wait_s=st.sampled_from([0.0, 0.025, 0.025, 0.4, 1.0, 3.0, 30.0]),
         ended=st.sampled_from([frozenset()] * 6 + [frozenset({job}) for job in range(N_JOBS)]),
         service=service,
@@ -89,7 +86,7 @@ def wishes(service: st.SearchStrategy[int]) -> st.SearchStrategy[list[Wish]]:
 
 
 # memcached may want nothing at all, but not the whole machine: see the last tests.
-any_wishes = wishes(st.integers(0, 7))
+any_sequences = sequences(st.integers(0, 7))
 problems = st.sampled_from(sorted(PROBLEMS)).map(PROBLEMS.__getitem__)
 
 
@@ -104,23 +101,22 @@ def numpy_row(scenario: Scenario) -> Any:
     return rows.view(np.recarray)[0]
 
 
-def decide(control: Any, wish: Wish) -> None:
-    """One decision as the loop takes it: time passes, sensors show, the policy wishes."""
-    control.now_s += wish.wait_s
+def decide(control: Any, desired: Desired) -> None:
+    """One decision as the loop takes it: time passes, sensors show, the policy decides."""
+    control.now_s += desired.wait_s
     for job in range(N_JOBS):
-        ended = job in wish.ended and control.state[job] in (RUNNING, PAUSED)
+        ended = job in desired.ended and control.state[job] in (RUNNING, PAUSED)
         if ended or control.job_state[job] == DONE:
-            control.job_state[job] = int(DONE)
+            control.job_state[job] = DONE
         else:
             control.job_state[job] = int(control.state[job])
-        control.desired_state[job] = int(wish.states[job])
-        control.desired_cores[job] = wish.cores[job]
-        control.desired_weight[job] = int(wish.weights[job])
-        control.desired_threads[job] = wish.threads[job]
-        control.desired_quota[job] = wish.quotas[job]
-    control.desired_service = wish.service
-    regulate_service(control)
-    regulate_jobs(control)
+        control.desired_state[job] = int(desired.states[job])
+        control.desired_cores[job] = desired.cores[job]
+        control.desired_weight[job] = int(desired.weights[job])
+        control.desired_threads[job] = desired.threads[job]
+        control.desired_quota[job] = desired.quotas[job]
+    control.desired_service = desired.service
+    decide_allocation(control, True)
 
 
 def in_force(control: Any) -> tuple[Any, ...]:
@@ -129,44 +125,44 @@ def in_force(control: Any) -> tuple[Any, ...]:
     return (int(control.service), *whole, tuple(control.quota))
 
 
-def steps(scenario: Scenario, sequence: list[Wish]) -> Any:
+def steps(scenario: Scenario, sequence: list[Desired]) -> Any:
     """The control state before and after each decision."""
     control = fresh(scenario)
-    for wish in sequence:
+    for desired in sequence:
         before = copy.deepcopy(control)
-        decide(control, wish)
-        yield wish, before, copy.deepcopy(control)
+        decide(control, desired)
+        yield desired, before, copy.deepcopy(control)
 
 
 # --- memcached --------------------------------------------------------------------------------
 
 
-@given(problems, any_wishes)
-def test_memcached_is_never_without_a_vcpu(scenario: Scenario, sequence: list[Wish]) -> None:
-    for wish, before, after in steps(scenario, sequence):
+@given(problems, any_sequences)
+def test_memcached_is_never_without_a_vcpu(scenario: Scenario, sequence: list[Desired]) -> None:
+    for desired, before, after in steps(scenario, sequence):
         assert after.service & 15 == after.service != 0
-        assert bool(after.overruled_reasons & STRANDED) == (wish.service == 0)
-        if wish.service == 0:
+        assert bool(after.overruled_reasons & STRANDED) == (desired.service == 0)
+        if desired.service == 0:
             assert after.service == before.service
 
 
-@given(problems, any_wishes)
-def test_memcached_grows_at_once(scenario: Scenario, sequence: list[Wish]) -> None:
-    for wish, _, after in steps(scenario, sequence):
-        assert after.service & wish.service == wish.service
+@given(problems, any_sequences)
+def test_memcached_grows_at_once(scenario: Scenario, sequence: list[Desired]) -> None:
+    for desired, _, after in steps(scenario, sequence):
+        assert after.service & desired.service == desired.service
 
 
-@given(problems, any_wishes)
+@given(problems, any_sequences)
 def test_memcached_shrinks_only_after_the_dwell_time(
-    scenario: Scenario, sequence: list[Wish]
+    scenario: Scenario, sequence: list[Desired]
 ) -> None:
     grown_at_s = -LONG_AGO
-    for wish, before, after in steps(scenario, sequence):
+    for desired, before, after in steps(scenario, sequence):
         rested = after.now_s - grown_at_s >= scenario.regulation.service_dwell_s
         if not rested:
             assert before.service & ~after.service == 0
-        elif wish.service:
-            assert after.service == wish.service
+        elif desired.service:
+            assert after.service == desired.service
         if after.service & ~before.service:
             grown_at_s = after.now_s
 
@@ -174,9 +170,9 @@ def test_memcached_shrinks_only_after_the_dwell_time(
 # --- where jobs run ---------------------------------------------------------------------------
 
 
-@given(problems, any_wishes)
+@given(problems, any_sequences)
 def test_no_running_job_disturbs_memcached_or_has_no_vcpu(
-    scenario: Scenario, sequence: list[Wish]
+    scenario: Scenario, sequence: list[Desired]
 ) -> None:
     sharing = scenario.regulation.share_service_cores
     for _, _, after in steps(scenario, sequence):
@@ -188,9 +184,9 @@ def test_no_running_job_disturbs_memcached_or_has_no_vcpu(
                 assert after.cores[job] & after.service == 0
 
 
-@given(problems, any_wishes)
+@given(problems, any_sequences)
 def test_a_job_moves_at_most_once_a_dwell_time_unless_memcached_drives_it(
-    scenario: Scenario, sequence: list[Wish]
+    scenario: Scenario, sequence: list[Desired]
 ) -> None:
     moved_at_s = [-LONG_AGO] * N_JOBS
     sharing = scenario.regulation.share_service_cores
@@ -208,9 +204,9 @@ def test_a_job_moves_at_most_once_a_dwell_time_unless_memcached_drives_it(
 # --- what jobs do -----------------------------------------------------------------------------
 
 
-@given(problems, any_wishes)
+@given(problems, any_sequences)
 def test_no_job_is_paused_twice_within_the_dwell_time(
-    scenario: Scenario, sequence: list[Wish]
+    scenario: Scenario, sequence: list[Desired]
 ) -> None:
     paused_at_s = [-LONG_AGO] * N_JOBS
     for _, before, after in steps(scenario, sequence):
@@ -220,16 +216,16 @@ def test_no_job_is_paused_twice_within_the_dwell_time(
                 paused_at_s[job] = after.now_s
 
 
-@given(any_wishes)
-def test_memory_is_never_exceeded(sequence: list[Wish]) -> None:
+@given(any_sequences)
+def test_memory_is_never_exceeded(sequence: list[Desired]) -> None:
     scenario = PROBLEMS["little memory"]  # two of three jobs
     for _, _, after in steps(scenario, sequence):
         held = sum(state in (RUNNING, PAUSED) for state in after.state)
         assert held * 4096 <= scenario.machine.memory_mib
 
 
-@given(any_wishes)
-def test_memory_that_would_suffice_is_not_refused(sequence: list[Wish]) -> None:
+@given(any_sequences)
+def test_memory_that_would_suffice_is_not_refused(sequence: list[Desired]) -> None:
     scenario = PROBLEMS["little memory"]
     for _, _, after in steps(scenario, sequence):
         if after.overruled_reasons & MEMORY:
@@ -237,8 +233,8 @@ def test_memory_that_would_suffice_is_not_refused(sequence: list[Wish]) -> None:
             assert (held + 1) * 4096 > scenario.machine.memory_mib
 
 
-@given(problems, any_wishes)
-def test_a_job_goes_its_way_only_forward(scenario: Scenario, sequence: list[Wish]) -> None:
+@given(problems, any_sequences)
+def test_a_job_goes_its_way_only_forward(scenario: Scenario, sequence: list[Desired]) -> None:
     for _, before, after in steps(scenario, sequence):
         for job in range(N_JOBS):
             was, now = before.state[job], after.state[job]
@@ -255,66 +251,68 @@ def test_a_job_goes_its_way_only_forward(scenario: Scenario, sequence: list[Wish
 # --- what it says about itself ----------------------------------------------------------------
 
 
-@given(problems, any_wishes)
-def test_what_is_not_overruled_is_what_was_wished(scenario: Scenario, sequence: list[Wish]) -> None:
-    for wish, before, after in steps(scenario, sequence):
+@given(problems, any_sequences)
+def test_what_is_not_overruled_is_what_was_desired(
+    scenario: Scenario, sequence: list[Desired]
+) -> None:
+    for desired, before, after in steps(scenario, sequence):
         assert (after.overruled > before.overruled) == (after.overruled_reasons != 0)
         assert after.overruled_reasons & ~sum(REASONS) == 0
         reasons = after.overruled_reasons
         if not reasons & (STRANDED | DWELL):
-            assert after.service == wish.service
+            assert after.service == desired.service
         for job in range(N_JOBS):
-            if DONE in (after.job_state[job], before.state[job]) or wish.states[job] == PENDING:
+            if DONE in (after.job_state[job], before.state[job]) or desired.states[job] == PENDING:
                 continue
-            if before.state[job] == PENDING and wish.states[job] == PAUSED:
+            if before.state[job] == PENDING and desired.states[job] == PAUSED:
                 assert after.state[job] == PENDING  # there is nothing to pause
                 continue
             if not reasons & (MEMORY | PAUSE_FLAP):
-                assert after.state[job] == wish.states[job]
-            if not reasons & (MEMORY | SHARING | MOVE_FLAP) and wish.cores[job]:
-                assert after.cores[job] == wish.cores[job]
+                assert after.state[job] == desired.states[job]
+            if not reasons & (MEMORY | SHARING | MOVE_FLAP) and desired.cores[job]:
+                assert after.cores[job] == desired.cores[job]
             if after.state[job] in (RUNNING, PAUSED):
-                assert after.weight[job] == wish.weights[job]
-                assert after.quota[job] == wish.quotas[job]
+                assert after.weight[job] == desired.weights[job]
+                assert after.quota[job] == desired.quotas[job]
 
 
-@given(problems, any_wishes, st.sampled_from([0.0, 0.025, 100.0]))
+@given(problems, any_sequences, st.sampled_from([0.0, 0.025, 100.0]))
 def test_what_is_in_force_is_never_overruled(
-    scenario: Scenario, sequence: list[Wish], later_s: float
+    scenario: Scenario, sequence: list[Desired], later_s: float
 ) -> None:
     for _, _, control in steps(scenario, sequence):
         kept = in_force(control)
-        again = Wish(later_s, frozenset(), *kept)
+        again = Desired(later_s, frozenset(), *kept)
         decide(control, again)
         assert in_force(control) == kept
         assert control.overruled_reasons == 0
 
 
-@given(problems, any_wishes)
-def test_plain_object_and_numpy_row_agree(scenario: Scenario, sequence: list[Wish]) -> None:
+@given(problems, any_sequences)
+def test_plain_object_and_numpy_row_agree(scenario: Scenario, sequence: list[Desired]) -> None:
     plain, row = fresh(scenario), numpy_row(scenario)
-    for wish in sequence:
-        decide(plain, wish)
-        decide(row, wish)
+    for desired in sequence:
+        decide(plain, desired)
+        decide(row, desired)
         for name, value in vars(plain).items():
             assert np.array_equal(getattr(row, name), value), name
 
 
 @settings(max_examples=30)
-@given(any_wishes)
-def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Wish]) -> None:
+@given(any_sequences)
+def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Desired]) -> None:
     from env.simulator.machine import EpisodeFactory
 
     rig = Rig(_FACTORY.setdefault("factory", EpisodeFactory(SHIPPED)))
     rig.begin(1, [50_000.0])
     plain = fresh(SHIPPED)
-    for wish in rig_sequence:
-        decide(plain, wish)
+    for desired in rig_sequence:
+        decide(plain, desired)
         rig.row["now_s"] = plain.now_s
-        desired = ("state", "cores", "weight", "threads", "quota")
-        for name in ("job_state", *(f"desired_{field}" for field in desired)):
+        fields = ("state", "cores", "weight", "threads", "quota")
+        for name in ("job_state", *(f"desired_{field}" for field in fields)):
             rig.row[name] = getattr(plain, name)
-        rig.row["desired_service"] = wish.service
+        rig.row["desired_service"] = desired.service
         kernel.apply_desired(rig.row, True)
         for name in ("grown_at_s", "paused_at_s", "moved_at_s", "overruled", "overruled_reasons"):
             assert np.array_equal(rig.row[name], getattr(plain, name)), name
@@ -327,41 +325,41 @@ _FACTORY: dict[str, Any] = {}
 # --- without the regulator --------------------------------------------------------------------
 
 
-@given(any_wishes)
-def test_switched_off_it_lets_every_wish_through(sequence: list[Wish]) -> None:
+@given(any_sequences)
+def test_switched_off_it_lets_every_allocation_through(sequence: list[Desired]) -> None:
     control = fresh(SHIPPED)
-    for wish in sequence:
+    for desired in sequence:
         before = copy.deepcopy(control)
-        decide(copy.deepcopy(control), wish)  # to set the sensors
-        control.now_s += wish.wait_s
-        control.desired_service = wish.service
-        control.desired_state[:] = map(int, wish.states)
-        control.desired_cores[:] = wish.cores
-        control.desired_weight[:] = map(int, wish.weights)
-        control.desired_threads[:] = wish.threads
-        control.desired_quota[:] = wish.quotas
-        pass_through(control)
-        assert control.service == (wish.service or before.service)
+        decide(copy.deepcopy(control), desired)  # to set the sensors
+        control.now_s += desired.wait_s
+        control.desired_service = desired.service
+        control.desired_state[:] = map(int, desired.states)
+        control.desired_cores[:] = desired.cores
+        control.desired_weight[:] = map(int, desired.weights)
+        control.desired_threads[:] = desired.threads
+        control.desired_quota[:] = desired.quotas
+        decide_allocation(control, False)
+        assert control.service == (desired.service or before.service)
         assert control.overruled == control.overruled_reasons == 0
         for job in range(N_JOBS):
-            was, wanted = before.state[job], wish.states[job]
+            was, wanted = before.state[job], desired.states[job]
             if wanted == PENDING or (was, wanted) == (PENDING, PAUSED):
                 assert control.state[job] == was
                 continue
             assert control.state[job] == wanted
-            assert control.cores[job] == wish.cores[job]
-            assert control.weight[job] == wish.weights[job]
-            assert control.quota[job] == wish.quotas[job]
+            assert control.cores[job] == desired.cores[job]
+            assert control.weight[job] == desired.weights[job]
+            assert control.quota[job] == desired.quotas[job]
             assert control.threads[job] == (
-                wish.threads[job] if was == PENDING else before.threads[job]
+                desired.threads[job] if was == PENDING else before.threads[job]
             )
 
 
 # --- memcached on the whole machine -----------------------------------------------------------
 
 
-@given(wishes(st.integers(0, 15)))
-def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Wish]) -> None:
+@given(sequences(st.integers(0, 15)))
+def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Desired]) -> None:
     for _, before, after in steps(SHIPPED, sequence):
         for job in range(N_JOBS):
             if after.state[job] == RUNNING and after.weight[job] == NORMAL:

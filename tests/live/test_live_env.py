@@ -21,7 +21,8 @@ from deploy.demo import loaded
 from deploy.engines import memcached
 from deploy.linux import service_process
 from deploy.records.recorder import read_events
-from env.action import START
+from env.action import KIND
+from env.codes import START
 from env.errors import InputError
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
@@ -77,7 +78,7 @@ def edit_named(env, words):
 def startable(env):
     """The first edit that starts a job, or `keep`."""
     legal = np.flatnonzero(env.unwrapped.action_mask())
-    starts = legal[env.unwrapped.table.rows[legal, 0] == START]
+    starts = legal[env.unwrapped.table.rows[legal, KIND] == START]
     return int(starts[0]) if len(starts) else 0
 
 

@@ -33,13 +33,12 @@ import numpy.typing as npt
 from rich.console import Console
 from scipy.stats import mannwhitneyu
 
+from env.codes import BACKGROUND, NORMAL
 from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.physics.compiled import allocating, compiled
 from env.physics.jobs import (
-    BACKGROUND,
     LAUNCH_OVERHEAD_S,
-    NORMAL,
     PRESSURE,
     WORK_S,
     job_speeds,

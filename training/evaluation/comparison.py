@@ -56,7 +56,7 @@ def parser() -> OneLineParser:
     )
     add("--json", type=Path, help="write the figures here")
     add("--plots", type=Path, help="plot each policy's first run into this folder")
-    add("--no-regulator", action="store_true", help="let policies act as they wish")
+    add("--no-regulator", action="store_true", help="let policies act unregulated")
     add("--no-probe", action="store_true", help="give no policy the latency probe it asks for")
     add("--profile", help="fitted parameters instead of the scenario's own")
     add(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from env.action import PLACE
-from env.allocation import JobState, Weight, mask_of
+from env import action
+from env.allocation import mask_of
+from env.codes import BACKGROUND, DONE, NORMAL, PLACE, RUNNING
 from env.physics.compiled import compiled
 from env.scenario import Scenario
 from env.simulator import kernel
@@ -34,7 +35,6 @@ FIRST_TEMPERATURE_S, LAST_TEMPERATURE_S = 15.0, 0.3
 LOOK_AHEAD_S = 0.2
 """How long before a load moves memcached gets the vCPUs it will need."""
 
-RUNNING, DONE = int(JobState.RUNNING), int(JobState.DONE)
 AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
 
 
@@ -132,7 +132,8 @@ class Search:
         choices = self.scenario.service.core_choices
         self.least, self.most = mask_of(choices[0]), mask_of(choices[-1])
         rows = factory.table.rows
-        self.places = np.unique(rows[rows[:, 0] == PLACE][:, 2:4], axis=0)
+        places = rows[rows[:, action.KIND] == PLACE]
+        self.places = np.unique(places[:, [action.CORES, action.WEIGHT]], axis=0)
 
     def cost(self, schedule: Schedule) -> tuple[float, int]:
         """Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done."""
@@ -216,7 +217,7 @@ def in_turn(scenario: Scenario, at_once: int) -> Schedule:
     """
     n_jobs, everything = len(scenario.jobs), (1 << scenario.machine.vcpus) - 1
     sharing = scenario.regulation.share_service_cores
-    weight = int(Weight.BACKGROUND if sharing else Weight.NORMAL)
+    weight = BACKGROUND if sharing else NORMAL
     rows = [
         (job - at_once, max(scenario.jobs[job].threads), everything, weight, everything, weight)
         for job in range(n_jobs)

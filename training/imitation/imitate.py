@@ -19,7 +19,8 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from env import action
-from env.allocation import Weight, mask_of
+from env.allocation import mask_of
+from env.codes import BACKGROUND, DONE, KEEP, NORMAL, PENDING, PLACE, SERVICE, START
 from env.observation import WORST
 from env.physics.compiled import compiled
 from env.simulator.load import trace_seeds
@@ -29,7 +30,6 @@ from training.evaluation.episodes import EpisodeStart
 from training.evaluation.schedule_search import (
     AFTER,
     CORES,
-    DONE,
     LATE_CORES,
     LATE_WEIGHT,
     THREADS,
@@ -62,19 +62,15 @@ UNSEEN = 0.65
 """What becomes of the schedule's threshold where no probe shows whether the SLO holds: room for one
 vCPU, and for what a second one adds, that both serve 20 % less than the profile says."""
 
-KEEP, SERVICE, START, PLACE = action.KEEP, action.SERVICE, action.START, action.PLACE
-PENDING = action.PENDING
-NORMAL, BACKGROUND = int(Weight.NORMAL), int(Weight.BACKGROUND)
-
 
 @compiled
 def legal_edit(h, rows, kind, job, cores, weight, threads):
     """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
     for edit in range(rows.shape[0]):
-        same = rows[edit, 0] == kind and rows[edit, 1] == job
-        same &= kind == START or rows[edit, 2] == cores
-        same &= kind != PLACE or rows[edit, 3] == weight
-        same &= kind != START or rows[edit, 4] == threads
+        same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
+        same &= kind == START or rows[edit, action.CORES] == cores
+        same &= kind != PLACE or rows[edit, action.WEIGHT] == weight
+        same &= kind != START or rows[edit, action.THREADS] == threads
         if same and action.is_legal(h, rows, edit):
             return edit
     return KEEP

@@ -10,8 +10,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure
 
 from agents.checkpoint import read_checkpoint
-from agents.ppo.trained_policy import MaskedNetwork, PPOPolicy
-from env.action import KINDS
+from agents.ppo.network import MaskedNetwork
+from agents.ppo.trained_policy import PPOPolicy
+from env.action import KIND, KINDS
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from training.evaluation.episodes import EpisodeStart, run_episode
@@ -34,7 +35,7 @@ class EpisodeLog(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        kinds = self.training_env.get_attr("table")[0].rows[:, 0]
+        kinds = self.training_env.get_attr("table")[0].rows[:, KIND]
         taken = kinds[self.locals["rollout_buffer"].actions.astype(np.int64).ravel()]
         for kind, share in enumerate(np.bincount(taken, minlength=len(KINDS)) / taken.size):
             self.logger.record(f"actions/{KINDS[kind]}", share)

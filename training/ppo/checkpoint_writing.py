@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from agents.ppo.trained_policy import MaskedNetwork
+from agents.ppo.network import MaskedNetwork
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.physics.jobs import WORK_S

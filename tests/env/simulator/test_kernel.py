@@ -1,8 +1,8 @@
 """
 The simulator's physics, event by event, and its compiled form against plain Python.
 
-`Rig.walk` runs an episode of random wishes and yields the host before and after every stretch of
-constant rates, so that each law is checked against the rates in force, not against itself.
+`Rig.walk` runs an episode of random allocations and yields the host before and after every stretch
+of constant rates, so that each law is checked against the rates in force, not against itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.codes import TRUNCATED
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.service import TAIL_SHAPE, service_state, tail_fraction
 from env.scenario import load_scenario
@@ -383,7 +384,7 @@ def test_the_interval_that_the_time_cap_cuts_short_counts() -> None:
     ended = kernel.step(rig.row, rows, rig.targets, start, 1.0, terms)
     while not ended:
         ended = kernel.step(rig.row, rows, rig.targets, 0, 1.0, terms)
-    assert ended == kernel.TRUNCATED
+    assert ended == TRUNCATED
     assert rig.row["intervals"] == 3
 
 

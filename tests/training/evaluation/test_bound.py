@@ -5,6 +5,7 @@ import pytest
 
 import agents
 from env.allocation import JobState, Weight, mask_of
+from env.codes import PLACE
 from env.physics.jobs import SENSITIVITY
 from env.scenario import load_scenario
 from env.simulator import kernel
@@ -128,8 +129,7 @@ def test_the_search_improves_and_its_schedule_repeats(problem, starts):
 
 def test_a_schedule_of_edits_uses_only_their_places(problem, starts):
     _, schedule = general_schedule(problem, starts[:2], 300, np.random.default_rng(2))
-    rows = problem.table.rows
-    places = {tuple(row[2:4]) for row in rows[rows[:, 0] == 3].tolist()}
+    places = {(edit.cores, edit.weight) for edit in problem.table if edit.kind == PLACE}
     for row in schedule.jobs.tolist():
         assert tuple(row[2:4]) in places and tuple(row[4:6]) in places
 

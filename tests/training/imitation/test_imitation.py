@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from env.action import KEEP, START
-from env.allocation import JobState, Weight
+from env.action import KIND
+from env.codes import KEEP, NORMAL, PENDING, RUNNING, START
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import load_profile
@@ -13,9 +13,6 @@ from training.imitation.imitate import Demonstrations, find_schedule, imitate
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
-
-NORMAL, RUNNING = int(Weight.NORMAL), int(JobState.RUNNING)
-PENDING = int(JobState.PENDING)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
@@ -88,7 +85,7 @@ def test_the_expert_says_what_a_student_who_plays_should_have_done(small, scenar
     states = environments.hosts["state"]
     assert (states[:16] != PENDING).any() and (states[16:] == PENDING).all()
     edits = demonstrations.read()[1].reshape(-1, 32)[:, 16:]
-    kinds = environments.factory.table.rows[edits, 0]
+    kinds = environments.factory.table.rows[edits, KIND]
     assert (kinds != KEEP).all() and (kinds == START).any()
 
 

@@ -14,7 +14,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 from agents.checkpoint import read_checkpoint
-from agents.ppo.trained_policy import MaskedNetwork
+from agents.ppo.network import MaskedNetwork
 from env.errors import InputError
 from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
