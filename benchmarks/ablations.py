@@ -18,7 +18,7 @@ and with every parameter wrong by 20 %.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,14 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
 
 
 def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
-    """Makespan [s] and violation ratio on the selection traces, in three settings."""
+    """
+    Play the selection traces in three settings.
+
+    :param scenario: what is played
+    :param actor: who decides
+    :param whole: the recipe, which says how physics and intervals are drawn
+    :return: makespan [s] and violation ratio by setting
+    """
     figures = {}
     for name, variation in (
         ("plain", Variation()),
@@ -156,54 +163,31 @@ def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
     return figures
 
 
-def compare(
-    name: str,
-    description: str,
-    variants: Sequence[str],
-    judged: Callable[[str, int, int], dict[str, float]],
-    argv: Sequence[str] | None = None,
-) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """
-    Train and judge variants from the command line, and write what came out.
+    Train and judge every variant, and write what came out.
 
-    :param name: of the experiment's module
-    :param description: of the experiment
-    :param variants: their names
-    :param judged: from a variant, a seed and the number of decisions to what `judge` says
     :param argv: command line, the process's own if none is given
     """
-    line = OneLineParser(prog=f"python -m {name}", description=description)
+    line = OneLineParser(prog="python -m benchmarks.ablations", description=__doc__.splitlines()[1])
     add = line.add_argument
     add("--steps", type=whole_number(1), default=3_000_000, help="decisions of a run (%(default)s)")
     add("--seeds", type=whole_number(1), default=1, help="runs of each variant (%(default)s)")
-    add("--variant", choices=variants, action="append", help="only this one; repeat it")
+    add("--variant", choices=VARIANTS, action="append", help="only this one; repeat it")
     add("--json", type=Path, help="write the figures here")
     arguments = line.parse_args(argv)
+    whole = load_recipe("best")
     with exit_on_bad_input():
         require_writable(arguments.json)
         results = []
         for seed in range(arguments.seeds):
-            for variant in arguments.variant or variants:
-                result = {"variant": variant, "seed": seed}
-                results.append(result | judged(variant, seed, arguments.steps))
+            for variant in arguments.variant or VARIANTS:
+                scenario, model = train(variant, seed, arguments.steps, whole)
+                figures = judge(scenario, network_of(model), whole)
+                results.append({"variant": variant, "seed": seed, **figures})
                 print(json.dumps(results[-1]), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """
-    Train and judge every variant.
-
-    :param argv: command line, the process's own if none is given
-    """
-    whole = load_recipe("best")
-
-    def judged(variant: str, seed: int, steps: int) -> dict[str, float]:
-        scenario, model = train(variant, seed, steps, whole)
-        return judge(scenario, network_of(model), whole)
-
-    compare("benchmarks.ablations", __doc__.splitlines()[1], VARIANTS, judged, argv)
 
 
 if __name__ == "__main__":

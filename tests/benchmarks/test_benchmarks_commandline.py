@@ -4,12 +4,10 @@ import importlib
 
 import pytest
 
-ALL = ("ablations", "alternatives", "baselines", "encodings", "live", "local", "speed", "starts")
+ALL = ("ablations", "baselines", "live", "local", "speed", "starts")
 COUNTS = {
     "ablations": ("--steps", "--seeds"),
-    "alternatives": ("--steps", "--seeds"),
     "baselines": ("--episodes",),
-    "encodings": ("--steps", "--seeds"),
     "local": ("--turns",),
     "speed": ("--repetitions", "--rollouts", "--threads", "--seeds", "--steps"),
     "starts": ("--qps", "--turns"),

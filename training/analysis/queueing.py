@@ -27,19 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 SATURATED = 0.97  # a point that serves less than this part of what is asked is past saturation
 GOOD = 0.15  # relative error of the response time up to which a model is said to hold
-LAW_TOLERANCE = 0.05  # by how much a closed-loop point may miss the interactive law
 DELAY = 0  # number of servers of a centre where nobody waits
-
-
-def interactive_response_s(customers: float, throughput: float, think_s: float = 0.0) -> float:
-    """
-    Response time by the interactive law, R = N / X - Z.
-
-    :param customers: customers in the closed system, N
-    :param throughput: X [1/s]
-    :param think_s: what each waits between a response and its next request, Z
-    """
-    return customers / throughput - think_s
 
 
 @dataclass(frozen=True)

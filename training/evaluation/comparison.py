@@ -5,7 +5,8 @@ Policies side by side in the simulator, on load traces that none of them was tra
         --scenario cca-2025 --interval 10 --episodes 50 --seed 1 --json results.json
 
 Every policy meets the same traces with the same random numbers, so that differences between
-policies are differences between policies.
+policies are differences between policies. Without `--policy` the scenario's trained policy is
+compared with the reference controllers.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 import agents
+from agents.checkpoint import find_checkpoint
 from env.commandline import OneLineParser, number, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import load_scenario
@@ -31,6 +33,8 @@ from training.evaluation.schedule_search import EVALUATIONS
 from training.evaluation.timeline import TimelineRecorder
 from training.profiles import read_profile
 
+REFERENCES = ("sequential", "concurrent", "threshold-groups")
+
 
 def parser() -> OneLineParser:
     """The command line."""
@@ -42,8 +46,8 @@ def parser() -> OneLineParser:
     add(
         "--policy",
         action="append",
-        required=True,
-        help="a shipped policy, a parameter file (.yaml) or a checkpoint (.zip); repeat it",
+        help="a shipped policy, a parameter file (.yaml) or a checkpoint (.zip); repeat it (the "
+        f"scenario's checkpoint, {', '.join(REFERENCES)})",
     )
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
     add("--interval", type=number(0.01), help="load interval [s]; else the scenario's own")
@@ -106,7 +110,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     scenario = load_scenario(arguments.scenario)
     if arguments.interval is not None:
         scenario = scenario.with_changes(load={"interval_s": arguments.interval})
-    policies = [agents.make(name) for name in arguments.policy]
+    policies = [agents.make(name) for name in arguments.policy or default_policies(scenario.name)]
     for policy in policies:
         policy.reset(scenario)
         agents.warn(policy, scenario)
@@ -153,6 +157,17 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
         content["bound"] = bound_report(factory, starts, evaluations=arguments.bound)
     return content
+
+
+def default_policies(scenario: str) -> list[str]:
+    """
+    What is compared where no policy is named: the trained policy, if there is one, and references.
+
+    :param scenario: whose own checkpoint is taken before `best.zip`
+    """
+    paths = (f"checkpoints/{scenario}.zip", "checkpoints/best.zip")
+    trained = [path for path in paths if find_checkpoint(path).is_file()]
+    return [*trained[:1], *REFERENCES]
 
 
 def range_of(

@@ -14,7 +14,6 @@ from training.analysis.queueing import (
     compare,
     erlang_c,
     fit_open,
-    interactive_response_s,
     law_error,
     mmm,
     mva,
@@ -110,9 +109,7 @@ def test_mva_with_several_servers_is_the_machine_repair_model(
     exact = float(p @ np.minimum(np.arange(customers + 1), servers) / p.sum())
     network = mva([Centre("repair", 1.0, servers)], customers, think_s)[-1]
     assert network.throughput == pytest.approx(exact, rel=1e-4)
-    assert network.response_s == pytest.approx(
-        interactive_response_s(customers, network.throughput, think_s)
-    )
+    assert network.response_s == pytest.approx(customers / network.throughput - think_s)
 
 
 def test_a_delay_centre_adds_its_time_and_nothing_else() -> None:
@@ -174,7 +171,7 @@ def test_only_the_closed_network_has_an_answer_past_saturation() -> None:
     assert "holds over the whole sweep" in closed.verdict()
     assert closed.model.service_s == pytest.approx(10e-6, rel=0.02)
     # The plateau is the interactive law without thinking.
-    assert points[-1].response_s == pytest.approx(interactive_response_s(64, points[-1].throughput))
+    assert points[-1].response_s == pytest.approx(64 / points[-1].throughput)
 
 
 def test_a_closed_loop_needs_no_rate() -> None:

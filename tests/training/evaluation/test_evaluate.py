@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import agents
+from agents import checkpoint
 from env.allocation import Allocation, JobState, cores_of
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.scenario import load_scenario
@@ -323,6 +324,27 @@ def test_a_named_trace(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("scenario", "trained"),
+    [
+        ("cca-2025", ["checkpoints/best.zip"]),
+        ("local", ["checkpoints/local.zip"]),
+        ("nobody-trained-for-it", ["checkpoints/best.zip"]),
+    ],
+)
+def test_without_a_policy_the_trained_one_meets_the_references(scenario, trained):
+    references = ["sequential", "concurrent", "threshold-groups"]
+    assert comparison.default_policies(scenario) == trained + references
+
+
+def test_without_a_trained_policy_the_references_are_compared(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_FOLDER", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    comparison.main(["--trace-seed", "2333", "--json", "results.json"])
+    shown = json.loads((tmp_path / "results.json").read_text())["policies"]
+    assert [entry["name"] for entry in shown] == ["sequential", "concurrent", "threshold-groups"]
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("--policy nope", "unknown policy nope; known are"),
@@ -336,7 +358,6 @@ def test_a_named_trace(tmp_path):
         ("--policy static --profile nope", "unknown profile 'nope'; known profiles"),
         ("--policy static --json /proc/no/such.json", "cannot be written"),
         ("--policy static --plots /proc/no", "cannot be written"),
-        ("", "the following arguments are required: --policy"),
     ],
 )
 def test_bad_input_is_one_line(line, message, capsys):
