@@ -16,9 +16,8 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,206 +26,32 @@ from scipy.optimize import least_squares
 
 from env.errors import InputError
 from env.physics.compiled import allocating
-from env.physics.jobs import BACKGROUND, JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
+from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
-from training.calibration.tables import (
-    VCPUS,
-    Remark,
-    RunTrace,
-    mask_at,
-    numeric,
-    read_table,
-    without,
+from training.calibration.job_states import States
+from training.calibration.logs.course_vm import BATCH_SIBLINGS, JOBS
+from training.calibration.logs.tables import Remark, numeric, read_table, without
+from training.calibration.priors import (
+    FIXED,
+    FIXED_SPREAD,
+    HOST_PRIORS,
+    JOB_MACHINE_SD,
+    JOB_PRIORS,
+    MACHINE_SD,
+    OWN_JOB_PRIORS,
+    RUN_SD,
+    SCALING_SD,
+    VM_SD,
+    Prior,
 )
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Occupancy = Callable[[FloatArray, int], FloatArray]
-"""Fraction of each of memcached's vCPUs that it asks for: of loads [1/s] and their number."""
 
-JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
-SIBLINGS = np.array([1, 0, 3, 2], dtype=np.int64)
-BATCH_SIBLINGS = np.array([2, 3, 0, 1], dtype=np.int64)
+BOOTSTRAPS = 16
+
 SIBLINGS_8 = np.array([1, 0, 3, 2, 5, 4, 7, 6], dtype=np.int64)
-
-RUN_SD = 0.06  # of ln(predicted / measured) for one job of one run
-SCALING_SD = 0.10  # the same in the scaling tables
-VM_SD = 0.05  # of ln(speed) between the VMs of two groups
-MACHINE_SD = 0.30  # of ln(speed) between the scaling tables' machine and the VM
-JOB_MACHINE_SD = 0.25  # the same, from job to job: caches and memory differ more than clocks
-
-
-@dataclass(frozen=True)
-class Prior:
-    """A lognormal prior and the bounds the physics sets."""
-
-    median: float
-    sd: float
-    low: float
-    high: float
-
-
-# work_s has no prior but its scaling table. Serial fractions: Amdahl's law on that table leaves
-# them uncertain by a third. SMT factors: the tables' 8 threads on 4 cores against 4 threads give
-# 0.53 to 0.79. Sensitivity and pressure: only their products show in the runs, a few per cent each.
-# Overheads: container wall time minus the job's own clock (+1-3 s; dedup 6-8 s and blackscholes
-# 4-9 s for unpacking their input) plus the controllers' polling.
-PRIORS: dict[str, Prior] = {
-    "serial_fraction": Prior(0.02, 1.0, 1e-4, 0.5),
-    "cores_per_thread": Prior(1.0, 0.05, 1.0, 2.0),
-    "smt": Prior(0.70, 0.15, 0.3, 0.98),
-    "sensitivity": Prior(0.03, 0.7, 1e-3, 2.0),
-    "pressure": Prior(0.5, 0.7, 0.01, 5.0),
-    "launch_overhead_s": Prior(2.5, 0.4, 0.3, 20.0),
-}
-JOB_PRIORS: dict[tuple[str, str], Prior] = {
-    ("blackscholes", "serial_fraction"): Prior(0.12, 0.3, 1e-4, 0.5),
-    ("canneal", "serial_fraction"): Prior(0.16, 0.3, 1e-4, 0.5),
-    ("blackscholes", "launch_overhead_s"): Prior(6.0, 0.3, 0.3, 20.0),
-    ("dedup", "launch_overhead_s"): Prior(7.0, 0.3, 0.3, 20.0),
-    ("ferret", "cores_per_thread"): Prior(1.30, 0.05, 1.0, 2.0),
-    ("dedup", "cores_per_thread"): Prior(1.38, 0.05, 1.0, 2.0),
-}
-HOST_PRIORS = {
-    "service_pressure": Prior(0.3, 0.7, 0.01, 5.0),
-    "service_sibling": Prior(1.5, 0.4, 0.3, 5.0),
-    "straggling": Prior(0.6, 0.3, 0.05, 1.0),
-}
-
-FIXED_SPREAD = 0.02
-# Not fitted: canneal sets the unit of pressure; one thread of a plain job keeps one vCPU busy.
-FIXED = {("canneal", "pressure"): 1.0} | {
-    (job, "cores_per_thread"): 1.0 for job in JOBS if job not in ("ferret", "dedup")
-}
-
-
-@dataclass(frozen=True)
-class States:
-    """All runs, cut into the distinct situations they went through.
-
-    State ``s`` has ``running[s]``, ``threads[s]``, ``cores[s]`` (by job) and the mean occupancy of
-    each vCPU by memcached. Sample ``sample[k]`` (one job of one run) spent ``seconds[k]`` in state
-    ``state[k]``, under a CPU quota of ``quota[k]`` vCPUs.
-    """
-
-    running: npt.NDArray[np.uint8]
-    threads: IntArray
-    cores: IntArray
-    weight: IntArray
-    occupancy: FloatArray
-    state: IntArray
-    sample: IntArray
-    seconds: FloatArray
-    quota: FloatArray
-    job: IntArray  # by sample
-    group: IntArray  # by sample
-    run: IntArray  # by sample
-    measured_s: FloatArray  # by sample
-    groups: tuple[str, ...]
-
-
-def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
-    """Cut runs into states.
-
-    :param runs: logged runs.
-    :param occupancy_of: how busy memcached is.
-    """
-    index = {job: k for k, job in enumerate(JOBS)}
-    groups = tuple(dict.fromkeys(run.group for run in runs))
-    running: list[npt.NDArray[np.uint8]] = []
-    threads: list[IntArray] = []
-    cores: list[IntArray] = []
-    weight: list[IntArray] = []
-    occupancy: list[list[float]] = []
-    state: list[int] = []
-    sample: list[int] = []
-    seconds: list[float] = []
-    quota: list[float] = []
-    jobs_of: list[int] = []
-    group_of: list[int] = []
-    run_of: list[int] = []
-    measured: list[float] = []
-    for number, run in enumerate(runs):
-        load = _LoadIntegral(run, occupancy_of)
-        samples = {}
-        for job in run.jobs:
-            samples[job.name] = len(measured)
-            jobs_of.append(index[job.name])
-            group_of.append(groups.index(run.group))
-            run_of.append(number)
-            measured.append(job.run_s)
-        times = {run.first_start_s, run.last_end_s}
-        times |= {t for t, _ in run.service_moves if np.isfinite(t)}
-        for job in run.jobs:
-            times |= {job.start_s, job.end_s} | {t for t, _ in job.moves}
-            times |= {t for pause in job.pauses for t in pause}
-        edges = sorted(t for t in times if run.first_start_s <= t <= run.last_end_s)
-        width = {job.name: job.threads for job in run.jobs}
-        limit = {job.name: job.quota for job in run.jobs}
-        spent: dict[tuple[tuple[tuple[str, int], ...], int], list[float]] = {}
-        for begin, end in pairwise(edges):
-            middle = 0.5 * (begin + end)
-            present = tuple(
-                (job.name, mask_at(job.moves, middle))
-                for job in run.jobs
-                if job.start_s <= middle < job.end_s
-                and not any(a <= middle < b for a, b in job.pauses)
-            )
-            if not present:
-                continue
-            mask = mask_at(run.service_moves, middle)
-            entry = spent.setdefault((present, mask), [0.0, 0.0])
-            entry[0] += end - begin
-            entry[1] += load.between(begin, end, mask.bit_count())
-        for (present, mask), (duration, busy) in spent.items():
-            row = len(running)
-            running.append(np.zeros(len(JOBS), np.uint8))
-            threads.append(np.ones(len(JOBS), np.int64))
-            cores.append(np.zeros(len(JOBS), np.int64))
-            weight.append(np.full(len(JOBS), BACKGROUND if run.background else NORMAL))
-            share = busy / duration
-            occupancy.append([share if (mask >> c) & 1 else 0.0 for c in range(VCPUS)])
-            for name, job_mask in present:
-                running[row][index[name]] = 1
-                threads[row][index[name]] = width[name]
-                cores[row][index[name]] = job_mask
-                state.append(row)
-                sample.append(samples[name])
-                seconds.append(duration)
-                quota.append(limit[name])
-    return States(
-        np.array(running, np.uint8),
-        np.array(threads, np.int64),
-        np.array(cores, np.int64),
-        np.array(weight, np.int64),
-        np.array(occupancy, np.float64),
-        np.array(state, np.int64),
-        np.array(sample, np.int64),
-        np.array(seconds, np.float64),
-        np.array(quota, np.float64),
-        np.array(jobs_of, np.int64),
-        np.array(group_of, np.int64),
-        np.array(run_of, np.int64),
-        np.array(measured, np.float64),
-        groups,
-    )
-
-
-class _LoadIntegral:
-    """Integral of memcached's occupancy over time, for each number of vCPUs."""
-
-    def __init__(self, run: RunTrace, occupancy_of: Occupancy) -> None:
-        self.edges = np.append(run.interval_start_s, run.interval_end_s[-1])
-        lengths = np.diff(self.edges)
-        self.total = [
-            np.append(0.0, np.cumsum(occupancy_of(run.qps, width) * lengths))
-            for width in range(1, VCPUS + 1)
-        ]
-
-    def between(self, begin: float, end: float, cores: int) -> float:
-        total = self.total[cores - 1]
-        low, high = np.interp([begin, end], self.edges, total)
-        return float(high - low)
+"""Of the machine of the scaling tables."""
 
 
 @allocating
@@ -467,9 +292,6 @@ def fit_jobs(
     )
 
 
-BOOTSTRAPS = 16
-
-
 def job_spreads(
     states: States, scaling: Scaling, fit: JobFit
 ) -> tuple[FloatArray, dict[str, float]]:
@@ -524,7 +346,7 @@ def _free_parameters(scaling: Scaling) -> tuple[list[tuple[str, str]], list[Prio
                 alone = scaling.seconds[(scaling.job == number) & (scaling.threads == 1)]
                 priors.append(Prior(float(alone[0]), 0.5, 1.0, 5000.0))
             else:
-                priors.append(JOB_PRIORS.get((job, field), PRIORS[field]))
+                priors.append(OWN_JOB_PRIORS.get((job, field), JOB_PRIORS[field]))
     for field, prior in HOST_PRIORS.items():
         names.append(("host", field))
         priors.append(prior)

@@ -27,27 +27,20 @@ from env.physics.jobs import JOB_FIELDS, PRESSURE
 from env.physics.service import SERVICE_FIELDS, service_occupancy
 from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
 from training.calibration.fit_jobs import (
-    BATCH_SIBLINGS,
-    JOBS,
-    SIBLINGS,
     JobFit,
-    Occupancy,
     Scaling,
-    build_states,
     errors,
     fit_jobs,
     job_spreads,
     read_scaling,
 )
-from training.calibration.fit_service import fit_service, read_points
-from training.calibration.tables import (
-    VCPUS,
-    Remark,
-    RunTrace,
-    count_by_group,
-    read_runs,
-    summarise,
-)
+from training.calibration.fit_service import fit_service
+from training.calibration.job_states import Occupancy, build_states
+from training.calibration.logs.course_vm import BATCH_SIBLINGS, JOBS, SERVERS, SIBLINGS, VCPUS
+from training.calibration.logs.run_logs import count_by_group, read_runs
+from training.calibration.logs.tables import Remark, summarise
+from training.calibration.logs.traces import RunTrace
+from training.calibration.scans import read_points
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -82,13 +75,17 @@ class Edition:
     """What belongs to a profile's name."""
 
     year: int
-    server: str
     description: str
+
+    @property
+    def server(self) -> str:
+        """Machine type."""
+        return SERVERS[self.year]
 
 
 EDITIONS = {
-    "cca-2025": Edition(2025, "n2-highmem-4", "4 vCPUs of Intel n2, memcached with 2 threads"),
-    "cca-2024": Edition(2024, "n2d-highmem-4", "4 vCPUs of AMD n2d, memcached with 2 threads"),
+    "cca-2025": Edition(2025, "4 vCPUs of Intel n2, memcached with 2 threads"),
+    "cca-2024": Edition(2024, "4 vCPUs of AMD n2d, memcached with 2 threads"),
 }
 
 

@@ -17,8 +17,8 @@ import pandas as pd
 
 from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
-from training.calibration.fit_service import LOAD_LAG_S
-from training.calibration.tables import whole_intervals
+from training.calibration.logs.course_vm import LOAD_LAG_S
+from training.calibration.logs.run_logs import whole_intervals
 
 GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
 SLO_US = 800.0

@@ -4,7 +4,7 @@ A profile, and a scenario, from what was measured on this machine.
 memcached's parameters come from the fit that `training.calibrate` uses, with its priors: sweeps of
 memcached alone take the place of the public scans, points beside batch work that of runs. A
 parameter that the measurements did not narrow down keeps its prior, and says so. Jobs follow
-Amdahl's law with the priors of `training.calibration.fit_jobs`. What is not measured at all is
+Amdahl's law with the priors of `training.calibration.priors`. What is not measured at all is
 taken from the scenario's own profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
@@ -32,15 +32,10 @@ from env.simulator.profile import Parameter, Profile, save_profile
 from training.analysis.curves import knee_qps, saturation_qps, trusted
 from training.analysis.findings import ALONE, curves
 from training.analysis.queueing import SATURATED
-from training.calibration import fit_jobs
-from training.calibration.fit_service import (
-    FREE,
-    PRIORS,
-    Intervals,
-    Problem,
-    Scans,
-    params_of,
-)
+from training.calibration.intervals import Intervals
+from training.calibration.priors import FREE, JOB_PRIORS, SERVICE_PRIORS
+from training.calibration.scans import Scans
+from training.calibration.service_problem import Problem, params_of
 from training.machine.measure import BACKGROUND, EQUAL
 
 FloatArray = npt.NDArray[np.float64]
@@ -109,7 +104,7 @@ def _service(
     problem = Problem(_scans(scenario, alone, scale), _intervals(scenario, shared, scale))
     for name, width in DIRECT.items():
         problem.log_sd[FREE.index(name)] = width
-    x = problem.solve(PRIORS["tail_shape"].median)
+    x = problem.solve(SERVICE_PRIORS["tail_shape"].median)
     spread = problem.spread(x)
     params = params_of(x)
     crowded = (alone["shares_client"] > 0).to_numpy()
@@ -125,7 +120,7 @@ def _service(
             width, unit = 0.03, "vCPU"
             source = f"{HERE}, at saturation" if len(use) else "prior: saturation not reached"
         else:
-            prior = PRIORS[name]
+            prior = SERVICE_PRIORS[name]
             value *= scale.of(prior.unit)
             width, unit = float(spread[FREE.index(name)]), prior.unit
             widest = DIRECT.get(name, prior.sd)
@@ -180,8 +175,8 @@ def _scale(alone: pd.DataFrame) -> _Scale:
     one = alone[alone["cores"] == alone["cores"].min()]
     calm = one[one["target_qps"] <= 0.5 * one["target_qps"].max()]
     return _Scale(
-        float(one["achieved_qps"].max()) / PRIORS["core_capacity_qps"].median,
-        float(calm["p95_us"].median()) / PRIORS["level_us"].median,
+        float(one["achieved_qps"].max()) / SERVICE_PRIORS["core_capacity_qps"].median,
+        float(calm["p95_us"].median()) / SERVICE_PRIORS["level_us"].median,
     )
 
 
@@ -299,7 +294,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
     threads = alone["threads"].to_numpy(np.float64)
     overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
     work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
-    prior = fit_jobs.PRIORS["serial_fraction"]
+    prior = JOB_PRIORS["serial_fraction"]
 
     def residuals(x: FloatArray) -> FloatArray:
         serial = np.exp(x[1])
@@ -331,7 +326,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
         if field in values:
             value, width, unit, source = values[field]
         else:
-            known = fit_jobs.PRIORS[field]
+            known = JOB_PRIORS[field]
             value, width, unit = known.median, known.sd, "1"
             source = "prior (training.calibration.fit_jobs)"
         result[field] = Parameter(

@@ -20,22 +20,15 @@ from training.calibration import fit_jobs as fitting
 from training.calibration import fit_service
 from training.calibration import validation as validation
 from training.calibration import year_profile as calibration
-from training.calibration.fit_jobs import (
-    JOBS,
-    Scaling,
-    build_states,
-    errors,
-    fit_jobs,
-    host_parameters,
-)
-from training.calibration.tables import (
-    Remark,
-    core_mask,
-    read_runs,
-    read_table,
-    summarise,
-    whole_intervals,
-)
+from training.calibration.fit_jobs import Scaling, errors, fit_jobs, host_parameters
+from training.calibration.intervals import cut_intervals
+from training.calibration.job_states import build_states
+from training.calibration.logs.course_vm import JOBS
+from training.calibration.logs.run_logs import core_mask, read_runs, whole_intervals
+from training.calibration.logs.tables import Remark, read_table, summarise
+from training.calibration.priors import FREE, HOST_PRIORS
+from training.calibration.scans import read_points, read_scans
+from training.calibration.service_problem import Problem
 from training.calibration.validation import Tally, profile_physics, replay, replay_with, validate
 from training.calibration.year_profile import calibrate, check
 
@@ -149,7 +142,7 @@ def made_up(folder: Path, groups: int = 3):
         traces += list(tables.runs)
     states = build_states(traces, occupancy)
     truth = PROFILE.job_array(JOBS)
-    host = host_parameters({name: PROFILE.host[name].value for name in fitting.HOST_PRIORS})
+    host = host_parameters({name: PROFILE.host[name].value for name in HOST_PRIORS})
     states.measured_s[:] = fitting.predict(states, truth, host)
     job = np.repeat(np.arange(len(JOBS)), 4)
     threads = np.tile([1, 2, 4, 8], len(JOBS))
@@ -315,11 +308,11 @@ def write_scans(folder: Path, p95_us: float) -> None:
 
 def test_a_fit_of_memcached_that_fails_is_refused(tmp_path):
     write_scans(tmp_path, 400.0)
-    scans = fit_service.read_scans(tmp_path, 2025, [])
-    problem = fit_service.Problem(scans, fit_service.cut((), (), 800.0))
+    scans = read_scans(tmp_path, 2025, [])
+    problem = Problem(scans, cut_intervals((), (), 800.0, {}))
     x = problem.solve(3.0)
     fit_service.check(problem, x)
-    x[fit_service.FREE.index("smt")] = 0.0
+    x[FREE.index("smt")] = 0.0
     with pytest.raises(InputError, match=r"fit ended on the bound of smt: no profile written"):
         fit_service.check(problem, x)
     problem.converged = False
@@ -331,14 +324,14 @@ def test_points_of_a_scan_in_other_units_are_dropped_and_named(tmp_path):
     write_scans(tmp_path, 400.0)
     edit(tmp_path, "latency_curves", lambda frame: frame.__setitem__("p95_us", [400.0, 0.4]))
     remarks: list[Remark] = []
-    assert len(fit_service.read_points(tmp_path, 2025, remarks)) == 1
+    assert len(read_points(tmp_path, 2025, remarks)) == 1
     dropped = "latency_curves, run scan.txt, row 1: dropped: p95 under 20 us: in ms?"
     assert [str(remark) for remark in remarks] == [dropped]
     write_scans(tmp_path, 0.4)
     with pytest.raises(InputError, match="no usable scans of 2025: latency_curves, run scan"):
-        fit_service.read_points(tmp_path, 2025, [])
+        read_points(tmp_path, 2025, [])
     with pytest.raises(InputError, match="no scans of 2024"):
-        fit_service.read_points(tmp_path, 2024, [])
+        read_points(tmp_path, 2024, [])
 
 
 def test_a_summary_names_the_first_row_of_three_runs():
