@@ -26,11 +26,11 @@ from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job, Scenario
 from training.analysis.findings import ALONE, PAIRED
-from training.evaluation.figures import mean_and_ci95
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
 from training.machine.samples import SAMPLE_S, choose_part, shortened
 from training.machine.testbed import ON_SAME_CORE, SOURCES, Beside, Testbed, Timing, pressure
+from training.statistics import mean_and_ci95
 
 MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
 RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
