@@ -126,7 +126,7 @@ def _service(
             widest = DIRECT.get(name, prior.sd)
             known = name != "tail_shape" and width < NARROWED * widest
             width = width if known else widest
-            source = HERE if known else f"prior (training.calibration.fit_service): {prior.source}"
+            source = HERE if known else f"prior (public runs' fit of memcached): {prior.source}"
         fields[name] = Parameter(
             value=_digits(value), spread=_digits(width, 3), unit=unit, source=source
         )
@@ -317,7 +317,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
             "1",
             f"{HERE}, with its prior"
             if many
-            else "prior (training.calibration.fit_jobs): one thread count",
+            else "prior (public runs' fit of jobs): one thread count",
         ),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
@@ -328,7 +328,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
         else:
             known = JOB_PRIORS[field]
             value, width, unit = known.median, known.sd, "1"
-            source = "prior (training.calibration.fit_jobs)"
+            source = "prior (public runs' fit of jobs)"
         result[field] = Parameter(
             value=_digits(value), spread=_digits(min(width, 3.0), 3), unit=unit, source=source
         )
