@@ -1,10 +1,11 @@
-"""Fit the batch jobs: solo work, serial part, SMT factor, interference and launch overhead.
+"""
+Fit the batch jobs: solo work, serial part, SMT factor, interference and launch overhead.
 
 Three sources, one least-squares problem in the logarithms of the parameters:
 
 * **logged runs**: each run is cut into states (which jobs run where beside which memcached cores);
-  a job's predicted duration is ``overhead + work / mean speed``, where the mean goes over the
-  states it was logged in, weighted by time. The speeds come from ``job_speeds``, the very function
+  a job's predicted duration is `overhead + work / mean speed`, where the mean goes over the
+  states it was logged in, weighted by time. The speeds come from `job_speeds`, the very function
   the simulator steps. Runs share states, so one evaluation of all runs takes milliseconds.
 * **scaling tables** (each job alone with 1, 2, 4, 8 threads), through the same function.
 * **priors**, where the runs identify little: which parameter, how wide and why is in `PRIORS`.
@@ -107,11 +108,12 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
 
 
 def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
-    """Predicted duration [s] of every sample, each with its logged neighbours.
+    """
+    Predicted duration [s] of every sample, each with its logged neighbours.
 
-    :param states: who ran beside whom, and for how long.
-    :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`.
-    :param host: host parameters in the order of ``HOST_FIELDS``.
+    :param states: who ran beside whom, and for how long
+    :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`
+    :param host: host parameters in the order of `HOST_FIELDS`
     """
     speeds = np.empty(len(states.measured_s))
     _mean_speeds(
@@ -146,9 +148,10 @@ class Scaling:
 
 
 def read_scaling(folder: Path, years: Sequence[int], remarks: list[Remark]) -> Scaling:
-    """Median solo times of the given years; what is left out goes to ``remarks``.
+    """
+    Median solo times of the given years; what is left out goes to `remarks`.
 
-    :raises InputError: the table is missing or has none.
+    :raises InputError: the table is missing or has none
     """
     table = read_table(folder, "job_scaling")
     table = table[table["year"].isin(years) & table["job"].isin(JOBS)]
@@ -198,14 +201,15 @@ def predict_scaling(scaling: Scaling, params: FloatArray, host: FloatArray) -> F
 
 @dataclass(frozen=True)
 class JobFit:
-    """What one fit found.
+    """
+    What one fit found.
 
-    :param params: float64[J, len(JOB_FIELDS)].
-    :param host: parameters of the host that the fit estimates, by name.
-    :param vm_speed: speed factor of each group's VM.
-    :param standard_errors: of ln(value), of the free parameters in their order.
-    :param machine_speed: predicted over measured time in the scaling tables: overall, then by job.
-    :param at_bound: names of parameters that ended on a bound.
+    :param params: float64[J, len(JOB_FIELDS)]
+    :param host: parameters of the host that the fit estimates, by name
+    :param vm_speed: speed factor of each group's VM
+    :param standard_errors: of ln(value), of the free parameters in their order
+    :param machine_speed: predicted over measured time in the scaling tables: overall, then by job
+    :param at_bound: names of parameters that ended on a bound
     """
 
     params: FloatArray
@@ -223,12 +227,13 @@ def fit_jobs(
     start: JobFit | None = None,
     group_weights: Mapping[str, float] | None = None,
 ) -> JobFit:
-    """Fit all parameters to states and scaling tables.
+    """
+    Fit all parameters to states and scaling tables.
 
-    :param states: who ran beside whom, and for how long.
-    :param scaling: run times alone, by thread count.
-    :param start: where to begin; a bootstrap sample begins at the full fit.
-    :param group_weights: weight of each group's squared residuals, 1 if not given.
+    :param states: who ran beside whom, and for how long
+    :param scaling: run times alone, by thread count
+    :param start: where to begin; a bootstrap sample begins at the full fit
+    :param group_weights: weight of each group's squared residuals, 1 if not given
     """
     names, priors = _free_parameters(scaling)
     medians = np.log([prior.median for prior in priors])
@@ -295,12 +300,13 @@ def fit_jobs(
 def job_spreads(
     states: States, scaling: Scaling, fit: JobFit
 ) -> tuple[FloatArray, dict[str, float]]:
-    """Standard deviation of ln(value) of each parameter.
+    """
+    Standard deviation of ln(value) of each parameter.
 
     Two things make a value unsure: how sharply the data speak (curvature at the solution) and which
     groups happened to be measured (a Bayesian bootstrap that weighs the groups at random).
 
-    :returns: float64[J, len(JOB_FIELDS)], and the host's parameters by name.
+    :return: float64[J, len(JOB_FIELDS)], and the host's parameters by name
     """
     names, _ = _free_parameters(scaling)
     rng = np.random.default_rng(2025)
@@ -373,7 +379,7 @@ def _value(fit: JobFit, name: tuple[str, str]) -> float:
 
 
 def host_parameters(values: Mapping[str, float]) -> FloatArray:
-    """Host parameters for ``job_speeds``, all others 1: a VM of the fitted speed."""
+    """Host parameters for `job_speeds`, all others 1: a VM of the fitted speed."""
     return np.array([values.get(field, 1.0) for field in HOST_FIELDS], dtype=np.float64)
 
 

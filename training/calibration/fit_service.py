@@ -43,14 +43,15 @@ LEAST_SPREAD = 0.02
 
 @dataclass(frozen=True)
 class ServiceFit:
-    """What :func:`fit_service` returns.
+    """
+    What `fit_service` returns.
 
-    :param service: ``{field: {value, spread, unit, source}}`` in the order of ``SERVICE_FIELDS``.
-    :param vm_speed: the same keys for the VM-speed factor.
-    :param fit_error: named errors, measured on groups left out of the fit unless named otherwise.
+    :param service: `{field: {value, spread, unit, source}}` in the order of `SERVICE_FIELDS`
+    :param vm_speed: the same keys for the VM-speed factor
+    :param fit_error: named errors, measured on groups left out of the fit unless named otherwise
     :param vms: speed and idle-latency factor of each scanned VM (named by group and letter) and of
-        each VM of the runs (by group and day).
-    :param excluded: what was left out, and why.
+        each VM of the runs (by group and day)
+    :param excluded: what was left out, and why
     """
 
     service: dict[str, dict[str, Any]]
@@ -61,13 +62,14 @@ class ServiceFit:
 
 
 def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> ServiceFit:
-    """Fit memcached's parameters to the measured runs of one year.
+    """
+    Fit memcached's parameters to the measured runs of one year.
 
-    :param folder: of the tables (``latency_curves``, ``runs``, ``intervals``, ``events``).
-    :param year: 2024 (n2d) or 2025 (n2).
+    :param folder: of the tables (`latency_curves`, `runs`, `intervals`, `events`)
+    :param year: 2024 (n2d) or 2025 (n2)
     :param pressure: memory pressure per vCPU in use of each job
-    :return: parameters with spread and source, VM factors, errors and what was left out.
-    :raises InputError: a table is missing or has nothing that can be used, or the fit is no good.
+    :return: parameters with spread and source, VM factors, errors and what was left out
+    :raises InputError: a table is missing or has nothing that can be used, or the fit is no good
     """
     remarks: list[Remark] = []
     scans = read_scans(folder, year, remarks)
@@ -136,11 +138,12 @@ def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> Servi
 
 
 def check(problem: Problem, x: FloatArray) -> None:
-    """Refuse a fit that did not converge or that ended on a bound.
+    """
+    Refuse a fit that did not converge or that ended on a bound.
 
-    :param problem: what was solved.
-    :param x: its solution. Parameters whose spread is stated may be held by their bounds.
-    :raises InputError: if it cannot be trusted.
+    :param problem: what was solved
+    :param x: its solution; parameters whose spread is stated may be held by their bounds
+    :raises InputError: if it cannot be trusted
     """
     if not problem.converged:
         raise InputError("memcached's fit did not converge: no profile written")

@@ -41,7 +41,7 @@ FULL_VCPU_QPS = 125e3
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of runs, cut into states; states of interval i are ``first[i]:first[i + 1]``."""
+    """Intervals of runs, cut into states; states of interval i are `first[i]:first[i + 1]`."""
 
     vm_names: tuple[str, ...]  # one per group and day
     groups: tuple[str, ...]  # of the VMs
@@ -65,10 +65,11 @@ class Intervals:
         return np.array(self.groups)[self.vm]
 
     def select(self, rows: IntArray, vms: Sequence[int]) -> Intervals:
-        """Some of the intervals, with the VMs numbered anew.
+        """
+        Some of the intervals, with the VMs numbered anew.
 
-        :param rows: the intervals to keep.
-        :param vms: the VMs to keep, in their new order.
+        :param rows: the intervals to keep
+        :param vms: the VMs to keep, in their new order
         """
         lengths = self.first[rows + 1] - self.first[rows]
         states = np.concatenate(

@@ -24,11 +24,12 @@ Occupancy = Callable[[FloatArray, int], FloatArray]
 
 @dataclass(frozen=True)
 class States:
-    """All runs, cut into the distinct situations they went through.
+    """
+    All runs, cut into the distinct situations they went through.
 
-    State ``s`` has ``running[s]``, ``threads[s]``, ``cores[s]`` (by job) and the mean occupancy of
-    each vCPU by memcached. Sample ``sample[k]`` (one job of one run) spent ``seconds[k]`` in state
-    ``state[k]``, under a CPU quota of ``quota[k]`` vCPUs.
+    State `s` has `running[s]`, `threads[s]`, `cores[s]` (by job) and the mean occupancy of
+    each vCPU by memcached. Sample `sample[k]` (one job of one run) spent `seconds[k]` in state
+    `state[k]`, under a CPU quota of `quota[k]` vCPUs.
     """
 
     running: npt.NDArray[np.uint8]
@@ -48,10 +49,11 @@ class States:
 
 
 def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
-    """Cut runs into states.
+    """
+    Cut runs into states.
 
-    :param runs: logged runs.
-    :param occupancy_of: how busy memcached is.
+    :param runs: logged runs
+    :param occupancy_of: how busy memcached is
     """
     groups = tuple(dict.fromkeys(run.group for run in runs))
     running: list[npt.NDArray[np.uint8]] = []

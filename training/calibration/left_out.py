@@ -107,12 +107,13 @@ def in_sample_errors(problem: Problem, x: FloatArray) -> dict[str, float]:
 def predict_new_runs(
     intervals: Intervals, params: FloatArray, speed_sd: float, rows: IntArray
 ) -> FloatArray:
-    """Predict runs with the VM factors that the other runs of their VM show.
+    """
+    Predict runs with the VM factors that the other runs of their VM show.
 
-    :param intervals: intervals of runs.
-    :param params: parameters of the physics, fitted without these runs' group.
-    :param speed_sd: prior for ln(speed).
-    :param rows: the intervals to predict.
+    :param intervals: intervals of runs
+    :param params: parameters of the physics, fitted without these runs' group
+    :param speed_sd: prior for ln(speed)
+    :param rows: the intervals to predict
     """
     p95 = np.full(len(intervals.qps), np.nan)
     for run in np.unique(intervals.run[rows]):
@@ -139,13 +140,14 @@ def lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatAr
 
 
 def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) -> dict[str, float]:
-    """Errors of one VM's two-thread curves: below the knee, knee and plateau.
+    """
+    Errors of one VM's two-thread curves: below the knee, knee and plateau.
 
-    :param scans: one VM's scans (:func:`one_vm`).
-    :param params: parameters of the physics.
-    :param speed: the VM's speed factor.
-    :param idle: the VM's idle-latency factor.
-    :return: per curve and quantity, the relative error (median of the absolute one below the knee).
+    :param scans: one VM's scans (`one_vm`)
+    :param params: parameters of the physics
+    :param speed: the VM's speed factor
+    :param idle: the VM's idle-latency factor
+    :return: per curve and quantity, the relative error (median of the absolute one below the knee)
     """
     errors = {}
     p95, _ = predict_scans(scans, params, np.array([speed]), np.array([idle]))
@@ -169,5 +171,5 @@ def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) ->
 
 
 def widening(n: int) -> float:
-    """Student's t over the normal distribution at 90 %, for ``n`` VMs around a known centre."""
+    """Student's t over the normal distribution at 90 %, for `n` VMs around a known centre."""
     return float(student_t.ppf(0.95, n) / norm.ppf(0.95))

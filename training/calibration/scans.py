@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scans:
-    """Scans of memcached alone, one entry per point; ``saturated`` has one entry per scan."""
+    """Scans of memcached alone, one entry per point; `saturated` has one entry per scan."""
 
     vm_names: tuple[str, ...]
     vm: IntArray
@@ -42,9 +42,10 @@ class Scans:
 
 
 def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
-    """Read the points of one year's scans; what is left out goes to ``remarks``.
+    """
+    Read the points of one year's scans; what is left out goes to `remarks`.
 
-    :raises InputError: the table is missing or has none that can be used.
+    :raises InputError: the table is missing or has none that can be used
     """
     table = read_table(folder, "latency_curves")
     # Scans without a year are Soufiane-Barrada's one-thread scans of 2025.
@@ -60,7 +61,7 @@ def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
 
 
 def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
-    """Read the scans of one year; what is left out goes to ``remarks``."""
+    """Read the scans of one year; what is left out goes to `remarks`."""
     table = read_points(folder, year, remarks)
     table = table[table["cores"] <= 2]
     faults = known_faults()

@@ -81,7 +81,7 @@ def balanced_accuracy(
 
 @allocating
 def scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
-    """Predict the points of scans; ``p95`` and ``capacity`` are filled."""
+    """Predict the points of scans; `p95` and `capacity` are filled."""
     params = params.copy()
     idle_us = params[IDLE_US]
     nobody = np.zeros(len(siblings))
@@ -112,7 +112,7 @@ def interval_p95(
     params,
     p95,
 ):
-    """Predict the p95 of the intervals of runs; ``p95`` is filled."""
+    """Predict the p95 of the intervals of runs; `p95` is filled."""
     params = params.copy()
     idle_us = params[IDLE_US]
     weights = np.empty(STATES)

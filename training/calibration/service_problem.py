@@ -48,15 +48,16 @@ LATE_RISE = {"rise_qps": 28e3, "queue_us": 85.0, "slice_exponent": 15.0, "level_
 
 
 class Problem:
-    """The least-squares problem of one selection of scans and runs.
+    """
+    The least-squares problem of one selection of scans and runs.
 
-    The unknowns are the logarithms of the ``FREE`` parameters, then speed and idle-latency factors
+    The unknowns are the logarithms of the `FREE` parameters, then speed and idle-latency factors
     of the scanned VMs, then those of the runs. A factor touches only its own rows, so all factors
     of one kind share one evaluation of the Jacobian.
 
-    :param scans: scans of memcached alone.
-    :param intervals: intervals of runs.
-    :param weights: weight of each group's rows, 1 where not given.
+    :param scans: scans of memcached alone
+    :param intervals: intervals of runs
+    :param weights: weight of each group's rows, 1 where not given
     """
 
     def __init__(
@@ -187,9 +188,10 @@ class Problem:
         return found.x
 
     def solve_all(self, groups: Sequence[str]) -> FloatArray:
-        """The unknowns that fit best, with the tail that tells violations best.
+        """
+        The unknowns that fit best, with the tail that tells violations best.
 
-        :param groups: groups whose intervals choose the tail.
+        :param groups: groups whose intervals choose the tail
         """
         chosen = np.isin(self.intervals.group(), list(groups)) & self.intervals.batch
         # The surface has more than one valley: the early rise may be early or late.
@@ -215,7 +217,7 @@ class Problem:
 
 
 def params_of(x: FloatArray) -> FloatArray:
-    """The physics' parameters from the unknowns of a :class:`Problem`."""
+    """The physics' parameters from the unknowns of a `Problem`."""
     params = np.ones(len(SERVICE_FIELDS))
     params[_FREE_INDEX] = np.exp(x[: len(FREE)])
     return params
@@ -228,13 +230,14 @@ def fit_vm(
     speed_sd: float,
     with_idle: bool = True,
 ) -> tuple[float, float]:
-    """Speed and idle-latency factor of one VM, everything else given.
+    """
+    Speed and idle-latency factor of one VM, everything else given.
 
-    :param scans: its scans, all with ``vm`` 0, if any.
-    :param intervals: intervals of its runs, all with ``vm`` 0, if any.
-    :param params: parameters of the physics.
-    :param speed_sd: prior for ln(speed).
-    :param with_idle: fit the idle-latency factor too, else it stays 1.
+    :param scans: its scans, all with `vm` 0, if any
+    :param intervals: intervals of its runs, all with `vm` 0, if any
+    :param params: parameters of the physics
+    :param speed_sd: prior for ln(speed)
+    :param with_idle: fit the idle-latency factor too, else it stays 1
     """
 
     def residuals(z: FloatArray) -> FloatArray:

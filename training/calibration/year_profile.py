@@ -1,4 +1,5 @@
-"""Fit a profile to measured runs: the parameters of one kind of VM, each with its spread.
+"""
+Fit a profile to measured runs: the parameters of one kind of VM, each with its spread.
 
     python -m training.calibrate --data DIR --profile cca-2025 --out FILE
 
@@ -99,12 +100,13 @@ class JobData:
 
 
 def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> JobData:
-    """Read and check the runs and scaling tables of one edition.
+    """
+    Read and check the runs and scaling tables of one edition.
 
-    :param data: folder of measured tables.
-    :param edition: whose.
-    :param note: is told what was left out.
-    :raises InputError: a table is missing, empty or of no use.
+    :param data: folder of measured tables
+    :param edition: whose
+    :param note: is told what was left out
+    :raises InputError: a table is missing, empty or of no use
     """
     tables = read_runs(data, JOBS, years=(edition.year,), server=edition.server)
     remarks = list(tables.remarks)
@@ -117,7 +119,8 @@ def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> 
 
 
 def scanned_occupancy(data: Path, year: int) -> Occupancy:
-    """How busy memcached's vCPUs are before anything is fitted.
+    """
+    How busy memcached's vCPUs are before anything is fitted.
 
     In proportion to the largest throughput on 1 and 2 vCPUs in the scans (medians).
     """
@@ -171,12 +174,13 @@ def check(fit: JobFit) -> None:
 
 
 def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
-    """Fit one profile.
+    """
+    Fit one profile.
 
-    :param data: folder of measured tables.
-    :param name: profile to fit, one of ``EDITIONS``.
-    :param say: where to report; silent if not given.
-    :raises InputError: unusable tables, or a fit that cannot be trusted.
+    :param data: folder of measured tables
+    :param name: profile to fit, one of `EDITIONS`
+    :param say: where to report; silent if not given
+    :raises InputError: unusable tables, or a fit that cannot be trusted
     """
     edition = EDITIONS.get(name)
     if edition is None:
@@ -255,7 +259,7 @@ def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parame
 
 
 def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter]:
-    """Fitted and known parameters of the host, in the order of ``HOST_FIELDS``."""
+    """Fitted and known parameters of the host, in the order of `HOST_FIELDS`."""
     between_vms = float(np.sqrt(np.mean(np.log(list(fit.vm_speed.values())) ** 2)))
     section = {}
     for field in HOST_FIELDS:
@@ -298,9 +302,10 @@ def parser() -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Calibrate from the command line.
+    """
+    Calibrate from the command line.
 
-    :param argv: command line, the process's own if none is given.
+    :param argv: command line, the process's own if none is given
     """
     given = parser().parse_args(argv)
     console = Console(soft_wrap=True)

@@ -54,13 +54,14 @@ class Tables:
 def read_runs(
     folder: Path, jobs: Sequence[str], years: Sequence[int] = (), server: str = ""
 ) -> Tables:
-    """Read the runs of a folder.
+    """
+    Read the runs of a folder.
 
-    :param folder: where ``runs``, ``intervals`` and ``events`` are.
-    :param jobs: jobs the profile knows; runs with others are skipped.
-    :param years: keep only these years, where the table gives dates (all if empty).
-    :param server: keep only this machine type, where the table gives it (all if empty).
-    :raises InputError: a table is missing, empty or without a column it needs.
+    :param folder: where `runs`, `intervals` and `events` are
+    :param jobs: jobs the profile knows; runs with others are skipped
+    :param years: keep only these years, where the table gives dates (all if empty)
+    :param server: keep only this machine type, where the table gives it (all if empty)
+    :raises InputError: a table is missing, empty or without a column it needs
     """
     runs = read_table(folder, "runs")
     intervals = read_table(folder, "intervals")
@@ -178,13 +179,14 @@ def _trace(
 
 
 def whole_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """One run's intervals with the length that mcperf was asked for.
+    """
+    One run's intervals with the length that mcperf was asked for.
 
     The log gives the length as the run's divided by the number of intervals, which is too short
     where the run ends within its last one: 1000 s are 112 intervals of 9 s, not of 8.93 s. Left as
     it is, the load would seem to change earlier and earlier, 6 s too early after 90 intervals.
 
-    :param rows: the run's intervals, from the first one on. Lengths are quarters of a second.
+    :param rows: the run's intervals, from the first one on; lengths are quarters of a second
     """
     logged = float((rows["t_end_s"] - rows["t_start_s"]).median())
     asked = np.ceil(4.0 * logged) / 4.0
@@ -214,7 +216,7 @@ def _intervals(rows: pd.DataFrame, remarks: list[Remark]) -> pd.DataFrame:
 
 
 def _job(run: str, name: str, rows: pd.DataFrame, remarks: list[Remark]) -> JobTrace | None:
-    """One job's events as a trace, or ``None`` where the job cannot be used."""
+    """One job's events as a trace, or `None` where the job cannot be used."""
 
     def remark(index: object, what: str) -> None:
         remarks.append(Remark("events", run, int(str(index)), f"{name}: {what}"))
@@ -340,7 +342,7 @@ def _without(moves: Moves, service: Moves) -> Moves:
 
 
 def core_mask(cores: object) -> int:
-    """Bit mask of a core list such as ``"1;2;3"``; vCPUs the VM does not have are ignored."""
+    """Bit mask of a core list such as `"1;2;3"`; vCPUs the VM does not have are ignored."""
     mask = 0
     for part in str(cores).split(";"):
         try:

@@ -51,9 +51,10 @@ class Remark:
 
 
 def summarise(remarks: Iterable[Remark], rows: bool = False) -> list[str]:
-    """One line per file and kind of remark, with how often and for which runs.
+    """
+    One line per file and kind of remark, with how often and for which runs.
 
-    :param remarks: in any order.
+    :param remarks: in any order
     :param rows: name the first row of each run, too. The shipped profiles, whose hash covers what
         was left out, are without.
     """
@@ -76,9 +77,10 @@ def summarise(remarks: Iterable[Remark], rows: bool = False) -> list[str]:
 
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:
-    """Read one table of a folder and check that it is there, has its columns and has rows.
+    """
+    Read one table of a folder and check that it is there, has its columns and has rows.
 
-    :raises InputError: one line that names the file and what is wrong.
+    :raises InputError: one line that names the file and what is wrong
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -107,7 +109,7 @@ def numeric(
     remarks: list[Remark],
     label: str = "run",
 ) -> pd.DataFrame:
-    """Drop rows whose numbers are not finite numbers; see :func:`without`."""
+    """Drop rows whose numbers are not finite numbers; see `without`."""
     table = table.assign(
         **{column: pd.to_numeric(table[column], errors="coerce") for column in columns}
     )
@@ -130,13 +132,14 @@ def without(
     remarks: list[Remark],
     label: str = "run",
 ) -> pd.DataFrame:
-    """Drop faulty rows.
+    """
+    Drop faulty rows.
 
-    :param table: what is checked.
-    :param file: the table's name.
-    :param faults: which rows have it, and what it is; a row is named for its first one.
-    :param remarks: each row is added here.
-    :param label: the column that says where a row is from.
+    :param table: what is checked
+    :param file: the table's name
+    :param faults: which rows have it, and what it is; a row is named for its first one
+    :param remarks: each row is added here
+    :param label: the column that says where a row is from
     """
     good = pd.Series(True, index=table.index)
     for bad, what in faults:

@@ -27,11 +27,12 @@ LOG_JITTER_S = 1.0
 
 @dataclass(frozen=True)
 class JobTrace:
-    """One job of one run, as logged.
+    """
+    One job of one run, as logged.
 
-    :param moves: (time [s], core mask), the first at the start.
-    :param pauses: (from [s], to [s]).
-    :param quota: mean CPU quota [vCPUs] where the log gives one, else infinite.
+    :param moves: (time [s], core mask), the first at the start
+    :param pauses: (from [s], to [s])
+    :param quota: mean CPU quota [vCPUs] where the log gives one, else infinite
     """
 
     name: str
