@@ -30,7 +30,7 @@ from env.physics.compiled import allocating
 from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
 from training.calibration.job_states import States
-from training.calibration.logs.course_vm import BATCH_SIBLINGS, JOBS
+from training.calibration.logs.course import BATCH_SIBLINGS, JOBS
 from training.calibration.logs.tables import Remark, numeric, read_table, without
 from training.calibration.priors import (
     FIXED,
@@ -383,7 +383,7 @@ def host_parameters(values: Mapping[str, float]) -> FloatArray:
     return np.array([values.get(field, 1.0) for field in HOST_FIELDS], dtype=np.float64)
 
 
-def errors(states: States, fit: JobFit) -> FloatArray:
+def duration_errors(states: States, fit: JobFit) -> FloatArray:
     """Signed relative error of every sample's duration, on a VM of speed 1."""
     predicted = predict(states, fit.params, host_parameters(fit.host))
     result: FloatArray = predicted / states.measured_s - 1.0

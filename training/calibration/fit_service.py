@@ -16,22 +16,23 @@ is random but the bootstrap, whose seed is fixed: the same tables give the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from env.errors import InputError
 from env.physics.service import CPU_LIMIT, SERVICE_FIELDS
+from env.simulator.profile import Parameter, Vm
 from training.calibration.intervals import read_intervals
-from training.calibration.left_out import in_sample_errors, left_out_errors, widening
 from training.calibration.logs.tables import Remark
 from training.calibration.priors import FREE, SERVICE_PRIORS, STATED_SPREAD
 from training.calibration.scans import cpu_limit, read_scans
+from training.calibration.service_errors import in_sample_errors, left_out_errors, widening
 from training.calibration.service_problem import TAIL, Problem, params_of
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -46,19 +47,19 @@ class ServiceFit:
     """
     What `fit_service` returns.
 
-    :param service: `{field: {value, spread, unit, source}}` in the order of `SERVICE_FIELDS`
-    :param vm_speed: the same keys for the VM-speed factor
+    :param service: memcached's parameters in the order of `SERVICE_FIELDS`
+    :param vm_speed: the VM-speed factor
     :param fit_error: named errors, measured on groups left out of the fit unless named otherwise
     :param vms: speed and idle-latency factor of each scanned VM (named by group and letter) and of
         each VM of the runs (by group and day)
     :param excluded: what was left out, and why
     """
 
-    service: dict[str, dict[str, Any]]
-    vm_speed: dict[str, Any]
+    service: dict[str, Parameter]
+    vm_speed: Parameter
     fit_error: dict[str, float]
-    vms: dict[str, dict[str, float]]
-    excluded: tuple[Remark, ...] = field(default=())
+    vms: dict[str, Vm]
+    excluded: tuple[Remark, ...]
 
 
 def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> ServiceFit:
@@ -80,52 +81,14 @@ def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> Servi
     problem = Problem(scans, intervals)
     x = problem.solve_all(groups)
     check(problem, x)
-    tail = float(np.exp(x[TAIL]))
-
-    # Bayesian bootstrap over groups: what would the fit be, had chance picked others?
-    rng = np.random.default_rng(year)
-    draws = []
-    for _ in range(BOOTSTRAPS):
-        weights = rng.exponential(size=len(groups))
-        weights *= len(groups) / weights.sum()
-        resampled = Problem(scans, intervals, dict(zip(groups, weights.tolist(), strict=True)))
-        draws.append(resampled.solve(tail, x)[: len(FREE)])
-    spread = np.hypot(problem.spread(x), np.std(draws, axis=0))
-    spread = np.maximum(spread, LEAST_SPREAD)
-    for name, stated in STATED_SPREAD.items():
-        spread[FREE.index(name)] = stated
-
-    # Few VMs were scanned: the spread between them is widened as Student's t asks for.
-    n = len(scans.vm_names)
-    log_speed = x[problem.parts[1]]
-    log_idle = x[problem.parts[2]]
-    vm_spread = float(np.sqrt(np.mean(log_speed**2))) * widening(n)
-    idle_spread = float(np.sqrt(np.mean(log_idle**2))) * widening(n)
-    spread[FREE.index("idle_us")] = np.hypot(spread[FREE.index("idle_us")], idle_spread)
-
     params = params_of(x)
     params[CPU_LIMIT] = cpu_limit(folder, year)
-    service: dict[str, dict[str, Any]] = {}
-    for index, name in enumerate(SERVICE_FIELDS):
-        entry = {"value": float(f"{params[index]:.5g}"), "spread": 0.03, "unit": "1", "source": ""}
-        if name == "vm_speed":
-            entry |= {"spread": 0.0, "source": "1 by definition; drawn from the vm_speed section"}
-        elif name == "cpu_limit":
-            entry |= {"unit": "vCPU", "source": "latency_curves: CPU columns at saturation"}
-        else:
-            prior = SERVICE_PRIORS[name]
-            width = float(f"{spread[FREE.index(name)]:.3g}")
-            entry |= {"spread": width, "unit": prior.unit, "source": prior.source}
-        service[name] = entry
-    vm_speed = {
-        "value": 1.0,
-        "spread": float(f"{vm_spread:.3g}"),
-        "unit": "1",
-        "source": f"latency_curves: {n} scanned VMs of {year}",
-    }
+    log_speed, log_idle = x[problem.parts[1]], x[problem.parts[2]]
+    spread = _spread(problem, x, groups, year)
+    spread["idle_us"] = float(np.hypot(spread["idle_us"], _between_vms(log_idle)))
     vms = {
-        name: {"speed": round(float(np.exp(a)), 4), "idle": round(float(np.exp(b)), 4)}
-        for name, a, b in zip(
+        name: Vm(speed=round(float(np.exp(speed)), 4), idle=round(float(np.exp(idle)), 4))
+        for name, speed, idle in zip(
             scans.vm_names + intervals.vm_names,
             np.concatenate([log_speed, x[problem.parts[3]]]),
             np.concatenate([log_idle, x[problem.parts[4]]]),
@@ -133,8 +96,58 @@ def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> Servi
         )
     }
     errors = in_sample_errors(problem, x) | left_out_errors(scans, intervals, groups)
-    errors = {name: float(f"{value:.4g}") for name, value in errors.items() if value == value}
-    return ServiceFit(service, vm_speed, errors, vms, tuple(remarks))
+    return ServiceFit(
+        service=_service_section(params, spread),
+        vm_speed=Parameter(
+            value=1.0,
+            spread=significant(_between_vms(log_speed), 3),
+            source=f"latency_curves: {len(scans.vm_names)} scanned VMs of {year}",
+        ),
+        fit_error={name: significant(error, 4) for name, error in errors.items() if error == error},
+        vms=vms,
+        excluded=tuple(remarks),
+    )
+
+
+def _spread(problem: Problem, x: FloatArray, groups: Sequence[str], seed: int) -> dict[str, float]:
+    """
+    Standard deviation of ln(value) of each parameter that is fitted.
+
+    Two things make a value unsure: the curvature at the solution, and which groups happened to be
+    measured (a Bayesian bootstrap that weighs the groups at random).
+    """
+    rng = np.random.default_rng(seed)
+    tail = float(np.exp(x[TAIL]))
+    draws = []
+    for _ in range(BOOTSTRAPS):
+        weights = rng.exponential(size=len(groups))
+        weights *= len(groups) / weights.sum()
+        by_group = dict(zip(groups, weights.tolist(), strict=True))
+        resampled = Problem(problem.scans, problem.intervals, by_group)
+        draws.append(resampled.solve(tail, x)[: len(FREE)])
+    spread = np.maximum(np.hypot(problem.spread(x), np.std(draws, axis=0)), LEAST_SPREAD)
+    return dict(zip(FREE, spread.tolist(), strict=True)) | STATED_SPREAD
+
+
+def _between_vms(log_factors: FloatArray) -> float:
+    """Spread between VMs; few were scanned, so it is widened as Student's t asks for."""
+    return float(np.sqrt(np.mean(log_factors**2))) * widening(len(log_factors))
+
+
+def _service_section(params: FloatArray, spread: Mapping[str, float]) -> dict[str, Parameter]:
+    """The profile's parameters of memcached, in the order of `SERVICE_FIELDS`."""
+    section = {}
+    for name, value in zip(SERVICE_FIELDS, params.tolist(), strict=True):
+        if name == "vm_speed":
+            width, unit = 0.0, "1"
+            source = "1 by definition; drawn from the vm_speed section"
+        elif name == "cpu_limit":
+            width, unit, source = 0.03, "vCPU", "latency_curves: CPU columns at saturation"
+        else:
+            prior = SERVICE_PRIORS[name]
+            width, unit, source = significant(spread[name], 3), prior.unit, prior.source
+        section[name] = Parameter(value=significant(value), spread=width, unit=unit, source=source)
+    return section
 
 
 def check(problem: Problem, x: FloatArray) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from training.calibration.logs.course_vm import (
+from training.calibration.logs.course import (
     DEFAULT_SLO_US,
     JOBS,
     LOAD_LAG_S,

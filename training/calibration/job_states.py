@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from env.physics.jobs import BACKGROUND, NORMAL
-from training.calibration.logs.course_vm import JOBS, VCPUS
+from training.calibration.logs.course import JOBS, VCPUS
 from training.calibration.logs.traces import RunningJob, RunTrace, between, stretches
 
 FloatArray = npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from training.calibration.logs.course_vm import JOBS
+from training.calibration.logs.course import JOBS
 
 
 class Prior(NamedTuple):

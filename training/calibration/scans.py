@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from env.errors import InputError
-from training.calibration.logs.course_vm import SIBLINGS
+from training.analysis.curves import saturation_qps
+from training.calibration.logs.course import SIBLINGS
 from training.calibration.logs.known_faults import known_faults
 from training.calibration.logs.tables import Remark, numeric, p95_faults, read_table, without
 from training.calibration.priors import IDLE_SD, SPEED_SD, SPEED_SD_ELSE
@@ -39,6 +40,24 @@ class Scans:
     def groups(self) -> list[str]:
         """Group of each VM."""
         return [name.split(" ")[0] for name in self.vm_names]
+
+    def of_vm(self, vm: int) -> Scans:
+        """The scans of one VM, numbered 0, with two threads, as memcached ran."""
+        rows = np.flatnonzero((self.vm == vm) & (self.threads == 2))
+        place = {int(row): n for n, row in enumerate(rows)}
+        kept = [n for n, row in enumerate(self.saturated) if int(row) in place]
+        return replace(
+            self,
+            vm_names=(self.vm_names[vm],),
+            vm=np.zeros(len(rows), dtype=np.int64),
+            threads=self.threads[rows],
+            cores=self.cores[rows],
+            qps=self.qps[rows],
+            p95_us=self.p95_us[rows],
+            saturated=np.array([place[int(self.saturated[n])] for n in kept], dtype=np.int64),
+            capacity=self.capacity[kept],
+            client=None if self.client is None else self.client[rows],
+        )
 
 
 def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
@@ -79,10 +98,10 @@ def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
     saturated = []
     capacity = []
     for _, scan in table.groupby(["repo", "path", "rep"], sort=True):
-        served = scan["achieved_qps"]
-        if served.max() < 0.97 * scan["target_qps"].max():
+        most = saturation_qps(scan["target_qps"].to_numpy(), scan["achieved_qps"].to_numpy())
+        if not np.isnan(most):
             saturated.append(int(scan.index[0]))
-            capacity.append(float(served.nlargest(3).median()))
+            capacity.append(most)
     return Scans(
         vm_names=names,
         vm=np.array([names.index(name) for name in vm], dtype=np.int64),
@@ -93,26 +112,6 @@ def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
         speed_sd=SPEED_SD.get(year, SPEED_SD_ELSE),
         saturated=np.array(saturated, dtype=np.int64),
         capacity=np.array(capacity),
-    )
-
-
-def one_vm(scans: Scans, vm: int, two_threads: bool = True) -> Scans:
-    """The scans of one VM, numbered 0; with two threads only, as memcached ran."""
-    rows = np.flatnonzero((scans.vm == vm) & ((scans.threads == 2) | (not two_threads)))
-    place = {int(row): n for n, row in enumerate(rows)}
-    kept = [n for n, row in enumerate(scans.saturated) if int(row) in place]
-    return Scans(
-        vm_names=(scans.vm_names[vm],),
-        vm=np.zeros(len(rows), dtype=np.int64),
-        threads=scans.threads[rows],
-        cores=scans.cores[rows],
-        qps=scans.qps[rows],
-        p95_us=scans.p95_us[rows],
-        speed_sd=scans.speed_sd,
-        saturated=np.array([place[int(scans.saturated[n])] for n in kept], dtype=np.int64),
-        capacity=scans.capacity[kept],
-        siblings=scans.siblings,
-        idle_sd=scans.idle_sd,
     )
 
 

@@ -56,7 +56,7 @@ from env.simulator.profile import HOST_FIELDS, Profile
 from training.calibration.fit_jobs import fit_jobs, read_scaling
 from training.calibration.intervals import cut_intervals, read_intervals
 from training.calibration.job_states import build_states
-from training.calibration.logs.course_vm import (
+from training.calibration.logs.course import (
     BATCH_SIBLINGS,
     DEFAULT_SLO_US,
     JOBS,

@@ -26,22 +26,23 @@ from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.physics.jobs import JOB_FIELDS, PRESSURE
 from env.physics.service import SERVICE_FIELDS, service_occupancy
-from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
+from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile
 from training.calibration.fit_jobs import (
     JobFit,
     Scaling,
-    errors,
+    duration_errors,
     fit_jobs,
     job_spreads,
     read_scaling,
 )
 from training.calibration.fit_service import fit_service
 from training.calibration.job_states import Occupancy, build_states
-from training.calibration.logs.course_vm import BATCH_SIBLINGS, JOBS, SERVERS, SIBLINGS, VCPUS
+from training.calibration.logs.course import BATCH_SIBLINGS, JOBS, SERVERS, SIBLINGS, VCPUS
 from training.calibration.logs.run_logs import count_by_group, read_runs
 from training.calibration.logs.tables import Remark, summarise
 from training.calibration.logs.traces import RunTrace
 from training.calibration.scans import read_points
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -148,7 +149,7 @@ def fitted_occupancy(service: FloatArray) -> Occupancy:
     return occupancy
 
 
-def left_out_errors(
+def left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
@@ -159,7 +160,7 @@ def left_out_errors(
         if not others:
             continue
         fit = fit_jobs(build_states(others, occupancy), scaling, start)
-        result.append(errors(build_states(own, occupancy), fit))
+        result.append(duration_errors(build_states(own, occupancy), fit))
     return np.concatenate(result) if result else np.zeros(0)
 
 
@@ -200,7 +201,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
 
     service = fit_service(data, edition.year, pressure)
     note("memcached fitted")
-    values = np.array([service.service[field]["value"] for field in SERVICE_FIELDS])
+    values = np.array([service.service[field].value for field in SERVICE_FIELDS])
     occupancy = fitted_occupancy(values)
     states = build_states(jobs.runs, occupancy)
     # From the priors: what memcached's memory traffic costs has two optima that are as good.
@@ -208,13 +209,13 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     check(fit)
     note("jobs fitted")
     spreads, host_spreads = job_spreads(states, jobs.scaling, fit)
-    left_out = np.abs(left_out_errors(jobs.runs, jobs.scaling, occupancy, fit))
+    left_out = np.abs(left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
     note("spreads and left-out errors known")
 
     for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):
         note(line)
     remarks = dict.fromkeys((*jobs.remarks, *service.excluded))
-    in_sample = np.abs(errors(states, fit))
+    in_sample = np.abs(duration_errors(states, fit))
     fit_error = {
         "in-sample job duration, median": float(np.median(in_sample)),
         "in-sample job duration, p90": float(np.quantile(in_sample, 0.9)),
@@ -230,16 +231,16 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
             *(f"{group}: {count} runs" for group, count in groups.items()),
             *("latency_curves", "job_scaling", "intervals", "events"),
         ),
-        fit_error={what: _round(error) for what, error in fit_error.items()},
+        fit_error={what: significant(error) for what, error in fit_error.items()},
         excluded=tuple(summarise(remarks)),
         server=edition.server,
         years=(edition.year,),
         siblings=tuple(int(c) for c in BATCH_SIBLINGS),
-        service={field: Parameter(**service.service[field]) for field in SERVICE_FIELDS},
+        service=service.service,
         jobs=_job_section(fit, spreads),
         host=_host_section(fit, host_spreads),
-        vm_speed=Parameter(**service.vm_speed),
-        vms={vm: Vm(**factors) for vm, factors in service.vms.items()},
+        vm_speed=service.vm_speed,
+        vms=service.vms,
     )
 
 
@@ -247,8 +248,8 @@ def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parame
     return {
         job: {
             field: Parameter(
-                value=_round(float(fit.params[row, column])),
-                spread=_round(float(spreads[row, column]), 3),
+                value=significant(float(fit.params[row, column])),
+                spread=significant(float(spreads[row, column]), 3),
                 unit=JOB_UNITS[field],
                 source=JOB_SOURCES[field],
             )
@@ -267,14 +268,14 @@ def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter
             # A handful of VMs: no claim that they differ by less than 3 %.
             section[field] = Parameter(
                 value=1.0,
-                spread=_round(max(between_vms, 0.03), 3),
+                spread=significant(max(between_vms, 0.03), 3),
                 unit="1",
                 source=f"events: speed factors of {len(fit.vm_speed)} groups",
             )
         elif field in fit.host:
             section[field] = Parameter(
-                value=_round(fit.host[field]),
-                spread=_round(spreads[field], 3),
+                value=significant(fit.host[field]),
+                spread=significant(spreads[field], 3),
                 unit="1",
                 source="events",
             )
@@ -282,11 +283,6 @@ def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter
             value, spread, unit, source = HOST_KNOWN[field]
             section[field] = Parameter(value=value, spread=spread, unit=unit, source=source)
     return section
-
-
-def _round(value: float, digits: int = 5) -> float:
-    """Significant digits that a fit can claim; also keeps the file free of last-bit noise."""
-    return float(f"{value:.{digits}g}")
 
 
 def parser() -> OneLineParser:

@@ -37,6 +37,7 @@ from training.calibration.priors import FREE, JOB_PRIORS, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
 from training.machine.measure import BACKGROUND, EQUAL
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -128,7 +129,7 @@ def _service(
             width = width if known else widest
             source = HERE if known else f"prior (public runs' fit of memcached): {prior.source}"
         fields[name] = Parameter(
-            value=_digits(value), spread=_digits(width, 3), unit=unit, source=source
+            value=significant(value), spread=significant(width, 3), unit=unit, source=source
         )
     p95, capacity = problem.scan_prediction(x)
     ratio = p95 / problem.scans.p95_us
@@ -147,7 +148,7 @@ def _service(
             errors[f"in-sample p95 beside {weight} weight, median"] = np.median(
                 np.abs(ratio[rows] - 1.0)
             )
-    return fields, {name: _digits(float(value)) for name, value in errors.items()}
+    return fields, {name: significant(float(value)) for name, value in errors.items()}
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
     if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
         exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
         most = Parameter(
-            value=_digits(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
+            value=significant(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
         )
         costs |= {"client_cpu": most, "client_exponent": _power(float(exponent))}
     return costs
@@ -274,7 +275,7 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
 
 def _power(value: float) -> Parameter:
     return Parameter(
-        value=_digits(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
+        value=significant(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
     )
 
 
@@ -330,7 +331,10 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
             value, width, unit = known.median, known.sd, "1"
             source = "prior (public runs' fit of jobs)"
         result[field] = Parameter(
-            value=_digits(value), spread=_digits(min(width, 3.0), 3), unit=unit, source=source
+            value=significant(value),
+            spread=significant(min(width, 3.0), 3),
+            unit=unit,
+            source=source,
         )
     return result
 
@@ -348,7 +352,7 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     def measured(field: str, value: float, spread: float, what: str) -> None:
         known = host[field]
         host[field] = Parameter(
-            value=_digits(max(value, 1e-6)),
+            value=significant(max(value, 1e-6)),
             spread=spread,
             unit=known.unit,
             source=f"{HERE}: {what}",
@@ -450,7 +454,3 @@ def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, o
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     load_scenario(path)
     return text
-
-
-def _digits(value: float, digits: int = 5) -> float:
-    return float(f"{value:.{digits}g}")

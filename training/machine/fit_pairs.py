@@ -17,6 +17,7 @@ from env.simulator.profile import Parameter, Profile
 from training.analysis.findings import PAIRED
 from training.calibration.priors import JOB_PRIORS
 from training.machine.fit_machine import HERE, NARROWED
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -66,8 +67,8 @@ def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
         ):
             if wide < NARROWED * JOB_PRIORS[field].sd:
                 fields[field] = Parameter(
-                    value=float(f"{value:.5g}"),
-                    spread=float(f"{wide:.3g}"),
+                    value=significant(value),
+                    spread=significant(wide, 3),
                     unit="1",
                     source=f"{HERE}, in pairs, with its prior",
                 )

@@ -14,16 +14,15 @@ import pytest
 
 from env.errors import InputError
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
-from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import load_profile, save_profile
 from training.calibration import fit_jobs as fitting
 from training.calibration import fit_service
 from training.calibration import validation as validation
 from training.calibration import year_profile as calibration
-from training.calibration.fit_jobs import Scaling, errors, fit_jobs, host_parameters
+from training.calibration.fit_jobs import Scaling, duration_errors, fit_jobs, host_parameters
 from training.calibration.intervals import cut_intervals
 from training.calibration.job_states import build_states
-from training.calibration.logs.course_vm import JOBS
+from training.calibration.logs.course import JOBS
 from training.calibration.logs.run_logs import core_mask, read_runs, whole_intervals
 from training.calibration.logs.tables import Remark, read_table, summarise
 from training.calibration.priors import FREE, HOST_PRIORS
@@ -155,7 +154,7 @@ def test_known_parameters_are_found(tmp_path):
     states, scaling, truth = made_up(tmp_path)
     fit = fit_jobs(states, scaling)
     assert fit.converged
-    assert np.median(np.abs(errors(states, fit))) < 0.03
+    assert np.median(np.abs(duration_errors(states, fit))) < 0.03
     alone = [fit.params[k, WORK_S] / truth[k, WORK_S] for k in range(len(JOBS))]
     assert np.median(np.abs(np.array(alone) - 1.0)) < 0.1
     assert (fit.params[:, LAUNCH_OVERHEAD_S] > 0.0).all()
@@ -288,8 +287,7 @@ def test_a_fit_that_fails_writes_no_profile(tmp_path, capsys, monkeypatch, fault
     rows = [("r", 2025, "m", job, 1, 100.0, 100.0, 0.0, "p") for job in JOBS]
     columns = ["repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s", "path"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "job_scaling.csv", index=False)
-    service = {name: {"value": PROFILE.service[name].value} for name in SERVICE_FIELDS}
-    fitted = SimpleNamespace(service=service, excluded=())
+    fitted = SimpleNamespace(service=PROFILE.service, excluded=())
     monkeypatch.setattr(calibration, "scanned_occupancy", lambda *_: occupancy)
     monkeypatch.setattr(calibration, "fit_service", lambda *_: fitted)
     monkeypatch.setattr(calibration, "fit_jobs", lambda *a: replace(fit_jobs(*a), **fault))

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from env.allocation import mask_of
-from training.calibration.logs.course_vm import VCPUS
+from training.calibration.logs.course import VCPUS
 from training.calibration.logs.known_faults import GroupFault, known_faults
 from training.calibration.logs.tables import (
     COLUMNS,
@@ -40,7 +40,7 @@ NOT_JOBS = ("memcached", "scheduler")
 
 
 @dataclass(frozen=True)
-class Tables:
+class MeasuredRuns:
     """What a folder of measured runs holds that can be used, and what was left out."""
 
     runs: tuple[RunTrace, ...]
@@ -53,7 +53,7 @@ class Tables:
 
 def read_runs(
     folder: Path, jobs: Sequence[str], years: Sequence[int] = (), server: str = ""
-) -> Tables:
+) -> MeasuredRuns:
     """
     Read the runs of a folder.
 
@@ -104,7 +104,7 @@ def read_runs(
                 )
             except _UnusableError as error:
                 skip(str(error), error.file, error.row)
-    return Tables(tuple(traces), tuple(remarks))
+    return MeasuredRuns(tuple(traces), tuple(remarks))
 
 
 class _UnusableError(ValueError):

@@ -13,7 +13,7 @@ from scipy.stats import t as student_t
 from training.analysis.curves import knee_qps
 from training.calibration.intervals import Intervals
 from training.calibration.priors import SERVICE_PRIORS
-from training.calibration.scans import Scans, one_vm
+from training.calibration.scans import Scans
 from training.calibration.service_prediction import (
     balanced_accuracy,
     predict_intervals,
@@ -51,10 +51,10 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
             known_vm[rows] = predict_new_runs(intervals, params, scans.speed_sd, rows)
             train = np.flatnonzero((names != group) & intervals.batch)
             lookup[rows] = lookup_p95(intervals, train, rows)
-        log_speed = x[problem.parts[1]]
         seen = np.array([name != group for name in scans.groups()])
+        width = vm_width(x[problem.parts[1]][seen], scans.speed_sd)
         for vm in np.flatnonzero(~seen):
-            own = one_vm(scans, int(vm))
+            own = scans.of_vm(int(vm))
             if not len(own.qps):
                 continue
             for label, with_idle in (("speed", False), ("speed and idle", True)):
@@ -62,8 +62,6 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
                 for what, error in curve_errors(own, params, *factors).items():
                     curves.setdefault(f"scan, {label}, {what}", []).append(abs(error))
                 if not with_idle:
-                    width = float(np.sqrt(np.mean(log_speed[seen] ** 2)))
-                    width = np.hypot(width, scans.speed_sd / 2.0) * widening(int(seen.sum()))
                     inside.append(abs(np.log(factors[0])) <= norm.ppf(0.95) * width)
     held = intervals.batch & (intervals.p95_us <= intervals.slo_us) & np.isfinite(lookup)
 
@@ -168,6 +166,17 @@ def curve_errors(scans: Scans, params: FloatArray, speed: float, idle: float) ->
         if plateau > 1.25 * float(np.interp(0.25 * qps[-1], qps, measured)):
             errors[f"{name} plateau"] = float(np.median(model[-4:])) / plateau - 1.0
     return errors
+
+
+def vm_width(log_speed: FloatArray, speed_sd: float) -> float:
+    """
+    How wide ln(speed) of a VM never seen is distributed.
+
+    :param log_speed: of the VMs that were seen
+    :param speed_sd: prior for ln(speed)
+    """
+    width = float(np.sqrt(np.mean(log_speed**2)))
+    return float(np.hypot(width, speed_sd / 2.0)) * widening(len(log_speed))
 
 
 def widening(n: int) -> float:
