@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from training.analysis.queueing import SATURATED
-from training.evaluation.figures import mean_and_ci95
+from training.statistics import mean_and_ci95
 
 FloatArray = npt.NDArray[np.float64]
 

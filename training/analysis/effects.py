@@ -190,7 +190,7 @@ def analyse(
 
 def from_table(table: pd.DataFrame, factors: Sequence[str], response: str) -> FloatArray:
     """
-    The responses of a tidy table, one run a row, as :func:`analyse` wants them.
+    The responses of a tidy table, one run a row, as `analyse` wants them.
 
     Combinations with more repetitions than others lose the surplus ones, last first.
 

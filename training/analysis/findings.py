@@ -22,7 +22,7 @@ import pandas as pd
 
 from training.analysis.curves import average, knee_qps, saturation_qps, slo_qps, trusted
 from training.analysis.queueing import Comparison, Point, compare, law_error
-from training.evaluation.figures import mean_and_ci95
+from training.statistics import mean_and_ci95
 
 ALONE = "none"
 PAIRED = "job "

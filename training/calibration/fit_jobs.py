@@ -1,10 +1,11 @@
-"""Fit the batch jobs: solo work, serial part, SMT factor, interference and launch overhead.
+"""
+Fit the batch jobs: solo work, serial part, SMT factor, interference and launch overhead.
 
 Three sources, one least-squares problem in the logarithms of the parameters:
 
 * **logged runs**: each run is cut into states (which jobs run where beside which memcached cores);
-  a job's predicted duration is ``overhead + work / mean speed``, where the mean goes over the
-  states it was logged in, weighted by time. The speeds come from ``job_speeds``, the very function
+  a job's predicted duration is `overhead + work / mean speed`, where the mean goes over the
+  states it was logged in, weighted by time. The speeds come from `job_speeds`, the very function
   the simulator steps. Runs share states, so one evaluation of all runs takes milliseconds.
 * **scaling tables** (each job alone with 1, 2, 4, 8 threads), through the same function.
 * **priors**, where the runs identify little: which parameter, how wide and why is in `PRIORS`.
@@ -16,218 +17,43 @@ loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from env.codes import BACKGROUND, NORMAL
+from env.codes import NORMAL
 from env.errors import InputError
 from env.physics.compiled import allocating
 from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, WORK_S, job_speeds
 from env.simulator.profile import HOST_FIELDS
-from training.calibration.tables import (
-    VCPUS,
-    Remark,
-    RunTrace,
-    mask_at,
-    numeric,
-    read_table,
-    without,
+from training.calibration.job_states import States
+from training.calibration.logs.course import BATCH_SIBLINGS, JOBS
+from training.calibration.logs.tables import Remark, numeric, read_table, without
+from training.calibration.priors import (
+    FIXED,
+    FIXED_SPREAD,
+    HOST_PRIORS,
+    JOB_MACHINE_SD,
+    JOB_PRIORS,
+    MACHINE_SD,
+    OWN_JOB_PRIORS,
+    RUN_SD,
+    SCALING_SD,
+    VM_SD,
+    Prior,
 )
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-Occupancy = Callable[[FloatArray, int], FloatArray]
-"""Fraction of each of memcached's vCPUs that it asks for: of loads [1/s] and their number."""
 
-JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
-SIBLINGS = np.array([1, 0, 3, 2], dtype=np.int64)
-BATCH_SIBLINGS = np.array([2, 3, 0, 1], dtype=np.int64)
+BOOTSTRAPS = 16
+
 SIBLINGS_8 = np.array([1, 0, 3, 2, 5, 4, 7, 6], dtype=np.int64)
-
-RUN_SD = 0.06  # of ln(predicted / measured) for one job of one run
-SCALING_SD = 0.10  # the same in the scaling tables
-VM_SD = 0.05  # of ln(speed) between the VMs of two groups
-MACHINE_SD = 0.30  # of ln(speed) between the scaling tables' machine and the VM
-JOB_MACHINE_SD = 0.25  # the same, from job to job: caches and memory differ more than clocks
-
-
-@dataclass(frozen=True)
-class Prior:
-    """A lognormal prior and the bounds the physics sets."""
-
-    median: float
-    sd: float
-    low: float
-    high: float
-
-
-# work_s has no prior but its scaling table. Serial fractions: Amdahl's law on that table leaves
-# them uncertain by a third. SMT factors: the tables' 8 threads on 4 cores against 4 threads give
-# 0.53 to 0.79. Sensitivity and pressure: only their products show in the runs, a few per cent each.
-# Overheads: container wall time minus the job's own clock (+1-3 s; dedup 6-8 s and blackscholes
-# 4-9 s for unpacking their input) plus the controllers' polling.
-PRIORS: dict[str, Prior] = {
-    "serial_fraction": Prior(0.02, 1.0, 1e-4, 0.5),
-    "cores_per_thread": Prior(1.0, 0.05, 1.0, 2.0),
-    "smt": Prior(0.70, 0.15, 0.3, 0.98),
-    "sensitivity": Prior(0.03, 0.7, 1e-3, 2.0),
-    "pressure": Prior(0.5, 0.7, 0.01, 5.0),
-    "launch_overhead_s": Prior(2.5, 0.4, 0.3, 20.0),
-}
-JOB_PRIORS: dict[tuple[str, str], Prior] = {
-    ("blackscholes", "serial_fraction"): Prior(0.12, 0.3, 1e-4, 0.5),
-    ("canneal", "serial_fraction"): Prior(0.16, 0.3, 1e-4, 0.5),
-    ("blackscholes", "launch_overhead_s"): Prior(6.0, 0.3, 0.3, 20.0),
-    ("dedup", "launch_overhead_s"): Prior(7.0, 0.3, 0.3, 20.0),
-    ("ferret", "cores_per_thread"): Prior(1.30, 0.05, 1.0, 2.0),
-    ("dedup", "cores_per_thread"): Prior(1.38, 0.05, 1.0, 2.0),
-}
-HOST_PRIORS = {
-    "service_pressure": Prior(0.3, 0.7, 0.01, 5.0),
-    "service_sibling": Prior(1.5, 0.4, 0.3, 5.0),
-    "straggling": Prior(0.6, 0.3, 0.05, 1.0),
-}
-
-FIXED_SPREAD = 0.02
-# Not fitted: canneal sets the unit of pressure; one thread of a plain job keeps one vCPU busy.
-FIXED = {("canneal", "pressure"): 1.0} | {
-    (job, "cores_per_thread"): 1.0 for job in JOBS if job not in ("ferret", "dedup")
-}
-
-
-@dataclass(frozen=True)
-class States:
-    """All runs, cut into the distinct situations they went through.
-
-    State ``s`` has ``running[s]``, ``threads[s]``, ``cores[s]`` (by job) and the mean occupancy of
-    each vCPU by memcached. Sample ``sample[k]`` (one job of one run) spent ``seconds[k]`` in state
-    ``state[k]``, under a CPU quota of ``quota[k]`` vCPUs.
-    """
-
-    running: npt.NDArray[np.uint8]
-    threads: IntArray
-    cores: IntArray
-    weight: IntArray
-    occupancy: FloatArray
-    state: IntArray
-    sample: IntArray
-    seconds: FloatArray
-    quota: FloatArray
-    job: IntArray  # by sample
-    group: IntArray  # by sample
-    run: IntArray  # by sample
-    measured_s: FloatArray  # by sample
-    groups: tuple[str, ...]
-
-
-def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
-    """Cut runs into states.
-
-    :param runs: logged runs.
-    :param occupancy_of: how busy memcached is.
-    """
-    index = {job: k for k, job in enumerate(JOBS)}
-    groups = tuple(dict.fromkeys(run.group for run in runs))
-    running: list[npt.NDArray[np.uint8]] = []
-    threads: list[IntArray] = []
-    cores: list[IntArray] = []
-    weight: list[IntArray] = []
-    occupancy: list[list[float]] = []
-    state: list[int] = []
-    sample: list[int] = []
-    seconds: list[float] = []
-    quota: list[float] = []
-    jobs_of: list[int] = []
-    group_of: list[int] = []
-    run_of: list[int] = []
-    measured: list[float] = []
-    for number, run in enumerate(runs):
-        load = _LoadIntegral(run, occupancy_of)
-        samples = {}
-        for job in run.jobs:
-            samples[job.name] = len(measured)
-            jobs_of.append(index[job.name])
-            group_of.append(groups.index(run.group))
-            run_of.append(number)
-            measured.append(job.run_s)
-        times = {run.first_start_s, run.last_end_s}
-        times |= {t for t, _ in run.service_moves if np.isfinite(t)}
-        for job in run.jobs:
-            times |= {job.start_s, job.end_s} | {t for t, _ in job.moves}
-            times |= {t for pause in job.pauses for t in pause}
-        edges = sorted(t for t in times if run.first_start_s <= t <= run.last_end_s)
-        width = {job.name: job.threads for job in run.jobs}
-        limit = {job.name: job.quota for job in run.jobs}
-        spent: dict[tuple[tuple[tuple[str, int], ...], int], list[float]] = {}
-        for begin, end in pairwise(edges):
-            middle = 0.5 * (begin + end)
-            present = tuple(
-                (job.name, mask_at(job.moves, middle))
-                for job in run.jobs
-                if job.start_s <= middle < job.end_s
-                and not any(a <= middle < b for a, b in job.pauses)
-            )
-            if not present:
-                continue
-            mask = mask_at(run.service_moves, middle)
-            entry = spent.setdefault((present, mask), [0.0, 0.0])
-            entry[0] += end - begin
-            entry[1] += load.between(begin, end, mask.bit_count())
-        for (present, mask), (duration, busy) in spent.items():
-            row = len(running)
-            running.append(np.zeros(len(JOBS), np.uint8))
-            threads.append(np.ones(len(JOBS), np.int64))
-            cores.append(np.zeros(len(JOBS), np.int64))
-            weight.append(np.full(len(JOBS), BACKGROUND if run.background else NORMAL))
-            share = busy / duration
-            occupancy.append([share if (mask >> c) & 1 else 0.0 for c in range(VCPUS)])
-            for name, job_mask in present:
-                running[row][index[name]] = 1
-                threads[row][index[name]] = width[name]
-                cores[row][index[name]] = job_mask
-                state.append(row)
-                sample.append(samples[name])
-                seconds.append(duration)
-                quota.append(limit[name])
-    return States(
-        np.array(running, np.uint8),
-        np.array(threads, np.int64),
-        np.array(cores, np.int64),
-        np.array(weight, np.int64),
-        np.array(occupancy, np.float64),
-        np.array(state, np.int64),
-        np.array(sample, np.int64),
-        np.array(seconds, np.float64),
-        np.array(quota, np.float64),
-        np.array(jobs_of, np.int64),
-        np.array(group_of, np.int64),
-        np.array(run_of, np.int64),
-        np.array(measured, np.float64),
-        groups,
-    )
-
-
-class _LoadIntegral:
-    """Integral of memcached's occupancy over time, for each number of vCPUs."""
-
-    def __init__(self, run: RunTrace, occupancy_of: Occupancy) -> None:
-        self.edges = np.append(run.interval_start_s, run.interval_end_s[-1])
-        lengths = np.diff(self.edges)
-        self.total = [
-            np.append(0.0, np.cumsum(occupancy_of(run.qps, width) * lengths))
-            for width in range(1, VCPUS + 1)
-        ]
-
-    def between(self, begin: float, end: float, cores: int) -> float:
-        total = self.total[cores - 1]
-        low, high = np.interp([begin, end], self.edges, total)
-        return float(high - low)
+"""Of the machine of the scaling tables."""
 
 
 @allocating
@@ -283,11 +109,12 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
 
 
 def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
-    """Predicted duration [s] of every sample, each with its logged neighbours.
+    """
+    Predicted duration [s] of every sample, each with its logged neighbours.
 
-    :param states: who ran beside whom, and for how long.
-    :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`.
-    :param host: host parameters in the order of ``HOST_FIELDS``.
+    :param states: who ran beside whom, and for how long
+    :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`
+    :param host: host parameters in the order of `HOST_FIELDS`
     """
     speeds = np.empty(len(states.measured_s))
     _mean_speeds(
@@ -322,9 +149,10 @@ class Scaling:
 
 
 def read_scaling(folder: Path, years: Sequence[int], remarks: list[Remark]) -> Scaling:
-    """Median solo times of the given years; what is left out goes to ``remarks``.
+    """
+    Median solo times of the given years; what is left out goes to `remarks`.
 
-    :raises InputError: the table is missing or has none.
+    :raises InputError: the table is missing or has none
     """
     table = read_table(folder, "job_scaling")
     table = table[table["year"].isin(years) & table["job"].isin(JOBS)]
@@ -374,14 +202,15 @@ def predict_scaling(scaling: Scaling, params: FloatArray, host: FloatArray) -> F
 
 @dataclass(frozen=True)
 class JobFit:
-    """What one fit found.
+    """
+    What one fit found.
 
-    :param params: float64[J, len(JOB_FIELDS)].
-    :param host: parameters of the host that the fit estimates, by name.
-    :param vm_speed: speed factor of each group's VM.
-    :param standard_errors: of ln(value), of the free parameters in their order.
-    :param machine_speed: predicted over measured time in the scaling tables: overall, then by job.
-    :param at_bound: names of parameters that ended on a bound.
+    :param params: float64[J, len(JOB_FIELDS)]
+    :param host: parameters of the host that the fit estimates, by name
+    :param vm_speed: speed factor of each group's VM
+    :param standard_errors: of ln(value), of the free parameters in their order
+    :param machine_speed: predicted over measured time in the scaling tables: overall, then by job
+    :param at_bound: names of parameters that ended on a bound
     """
 
     params: FloatArray
@@ -399,12 +228,13 @@ def fit_jobs(
     start: JobFit | None = None,
     group_weights: Mapping[str, float] | None = None,
 ) -> JobFit:
-    """Fit all parameters to states and scaling tables.
+    """
+    Fit all parameters to states and scaling tables.
 
-    :param states: who ran beside whom, and for how long.
-    :param scaling: run times alone, by thread count.
-    :param start: where to begin; a bootstrap sample begins at the full fit.
-    :param group_weights: weight of each group's squared residuals, 1 if not given.
+    :param states: who ran beside whom, and for how long
+    :param scaling: run times alone, by thread count
+    :param start: where to begin; a bootstrap sample begins at the full fit
+    :param group_weights: weight of each group's squared residuals, 1 if not given
     """
     names, priors = _free_parameters(scaling)
     medians = np.log([prior.median for prior in priors])
@@ -468,18 +298,16 @@ def fit_jobs(
     )
 
 
-BOOTSTRAPS = 16
-
-
 def job_spreads(
     states: States, scaling: Scaling, fit: JobFit
 ) -> tuple[FloatArray, dict[str, float]]:
-    """Standard deviation of ln(value) of each parameter.
+    """
+    Standard deviation of ln(value) of each parameter.
 
     Two things make a value unsure: how sharply the data speak (curvature at the solution) and which
     groups happened to be measured (a Bayesian bootstrap that weighs the groups at random).
 
-    :returns: float64[J, len(JOB_FIELDS)], and the host's parameters by name.
+    :return: float64[J, len(JOB_FIELDS)], and the host's parameters by name
     """
     names, _ = _free_parameters(scaling)
     rng = np.random.default_rng(2025)
@@ -525,7 +353,7 @@ def _free_parameters(scaling: Scaling) -> tuple[list[tuple[str, str]], list[Prio
                 alone = scaling.seconds[(scaling.job == number) & (scaling.threads == 1)]
                 priors.append(Prior(float(alone[0]), 0.5, 1.0, 5000.0))
             else:
-                priors.append(JOB_PRIORS.get((job, field), PRIORS[field]))
+                priors.append(OWN_JOB_PRIORS.get((job, field), JOB_PRIORS[field]))
     for field, prior in HOST_PRIORS.items():
         names.append(("host", field))
         priors.append(prior)
@@ -552,11 +380,11 @@ def _value(fit: JobFit, name: tuple[str, str]) -> float:
 
 
 def host_parameters(values: Mapping[str, float]) -> FloatArray:
-    """Host parameters for ``job_speeds``, all others 1: a VM of the fitted speed."""
+    """Host parameters for `job_speeds`, all others 1: a VM of the fitted speed."""
     return np.array([values.get(field, 1.0) for field in HOST_FIELDS], dtype=np.float64)
 
 
-def errors(states: States, fit: JobFit) -> FloatArray:
+def duration_errors(states: States, fit: JobFit) -> FloatArray:
     """Signed relative error of every sample's duration, on a VM of speed 1."""
     predicted = predict(states, fit.params, host_parameters(fit.host))
     result: FloatArray = predicted / states.measured_s - 1.0

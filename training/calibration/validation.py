@@ -52,16 +52,22 @@ from env.physics.service import (
     service_state,
 )
 from env.simulator.profile import HOST_FIELDS, Profile
-from training.calibration import fit_service
-from training.calibration.fit_jobs import (
+from training.calibration.fit_jobs import fit_jobs, read_scaling
+from training.calibration.intervals import cut_intervals, read_intervals
+from training.calibration.job_states import build_states
+from training.calibration.logs.course import (
     BATCH_SIBLINGS,
+    DEFAULT_SLO_US,
     JOBS,
+    LOAD_LAG_S,
     SIBLINGS,
-    build_states,
-    fit_jobs,
-    read_scaling,
+    SLO_US,
 )
-from training.calibration.tables import Remark, RunTrace, read_runs
+from training.calibration.logs.run_logs import read_runs
+from training.calibration.logs.tables import Remark
+from training.calibration.logs.traces import RunTrace
+from training.calibration.scans import read_scans
+from training.calibration.service_problem import Problem, fit_vm, params_of
 from training.calibration.year_profile import fitted_occupancy
 from training.evaluation.figures import write_json
 from training.profiles import read_profile
@@ -69,7 +75,6 @@ from training.profiles import read_profile
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-DEFAULT_SLO_US = 800.0
 # A VM shows its speed and idle latency in its first runs.
 FIRST_RUNS = 3
 
@@ -117,9 +122,9 @@ def build_script(run: RunTrace) -> Script:
     for moved, mask in run.service_moves:
         events.append((max(moved, begin), SERVICE, -1, float(mask)))
     for start, end, qps in zip(run.interval_start_s, run.interval_end_s, run.qps, strict=True):
-        events.append((start + fit_service.LOAD_LAG_S, LOAD, -1, qps))
+        events.append((start + LOAD_LAG_S, LOAD, -1, qps))
         events.append((end, CLOSE, -1, 0.0))
-    events.append((run.interval_end_s[-1] + fit_service.LOAD_LAG_S, LOAD, -1, 0.0))
+    events.append((run.interval_end_s[-1] + LOAD_LAG_S, LOAD, -1, 0.0))
     order = {job.name: number for number, job in enumerate(run.jobs)}
     predecessors = []
     gaps = []
@@ -579,11 +584,11 @@ def left_out_physics(data: Path, profile: Profile, runs: Sequence[RunTrace], gro
     scaling = read_scaling(data, profile.years, remarks)
     pressure = {job: float(full.jobs[k, PRESSURE]) for k, job in enumerate(JOBS)}
     year = profile.years[0]
-    scans = fit_service.read_scans(data, year, remarks)
-    intervals = fit_service.read_intervals(data, year, remarks, pressure)
-    problem = fit_service.Problem(scans, intervals, {group: 0.0})
+    scans = read_scans(data, year, remarks)
+    intervals = read_intervals(data, year, remarks, pressure)
+    problem = Problem(scans, intervals, {group: 0.0})
     names = sorted({*scans.groups(), *intervals.groups} - {group})
-    service = fit_service.params_of(problem.solve_all(names))
+    service = params_of(problem.solve_all(names))
     service[CPU_LIMIT] = full.service[CPU_LIMIT]
     fit = fit_jobs(build_states(others, fitted_occupancy(service)), scaling)
     host = full.host.copy()
@@ -614,10 +619,10 @@ class KnownVms:
             return 1.0, 1.0
         pressure = {job: float(physics.jobs[k, PRESSURE]) for k, job in enumerate(JOBS)}
         others = others[:FIRST_RUNS]
-        intervals = fit_service.cut(others, ["vm"] * len(others), self._slo_us, pressure)
+        intervals = cut_intervals(others, ["vm"] * len(others), self._slo_us, pressure)
         if not len(intervals.qps):
             return 1.0, 1.0
-        return fit_service.fit_vm(None, intervals, physics.service, self._speed_sd)
+        return fit_vm(None, intervals, physics.service, self._speed_sd)
 
 
 def replay_with(
@@ -653,7 +658,7 @@ def validate(
         console.print(line, markup=False, highlight=False)
     if not tables.runs:
         raise InputError(f"{data}: no usable runs for profile {profile.name}")
-    slo_us = fit_service.SLO_US.get(profile.years[0] if profile.years else 0, DEFAULT_SLO_US)
+    slo_us = SLO_US.get(profile.years[0] if profile.years else 0, DEFAULT_SLO_US)
     vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
     tally = Tally(slo_us)
     overlays: dict[str, tuple[RunTrace, Replay]] = {}

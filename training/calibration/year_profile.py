@@ -1,4 +1,5 @@
-"""Fit a profile to measured runs: the parameters of one kind of VM, each with its spread.
+"""
+Fit a profile to measured runs: the parameters of one kind of VM, each with its spread.
 
     python -m training.calibrate --data DIR --profile cca-2025 --out FILE
 
@@ -25,29 +26,23 @@ from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.physics.jobs import JOB_FIELDS, PRESSURE
 from env.physics.service import SERVICE_FIELDS, service_occupancy
-from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
+from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile
 from training.calibration.fit_jobs import (
-    BATCH_SIBLINGS,
-    JOBS,
-    SIBLINGS,
     JobFit,
-    Occupancy,
     Scaling,
-    build_states,
-    errors,
+    duration_errors,
     fit_jobs,
     job_spreads,
     read_scaling,
 )
-from training.calibration.fit_service import fit_service, read_points
-from training.calibration.tables import (
-    VCPUS,
-    Remark,
-    RunTrace,
-    count_by_group,
-    read_runs,
-    summarise,
-)
+from training.calibration.fit_service import fit_service
+from training.calibration.job_states import Occupancy, build_states
+from training.calibration.logs.course import BATCH_SIBLINGS, JOBS, SERVERS, SIBLINGS, VCPUS
+from training.calibration.logs.run_logs import count_by_group, read_runs
+from training.calibration.logs.tables import Remark, summarise
+from training.calibration.logs.traces import RunTrace
+from training.calibration.scans import read_points
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -82,13 +77,17 @@ class Edition:
     """What belongs to a profile's name."""
 
     year: int
-    server: str
     description: str
+
+    @property
+    def server(self) -> str:
+        """Machine type."""
+        return SERVERS[self.year]
 
 
 EDITIONS = {
-    "cca-2025": Edition(2025, "n2-highmem-4", "4 vCPUs of Intel n2, memcached with 2 threads"),
-    "cca-2024": Edition(2024, "n2d-highmem-4", "4 vCPUs of AMD n2d, memcached with 2 threads"),
+    "cca-2025": Edition(2025, "4 vCPUs of Intel n2, memcached with 2 threads"),
+    "cca-2024": Edition(2024, "4 vCPUs of AMD n2d, memcached with 2 threads"),
 }
 
 
@@ -102,12 +101,13 @@ class JobData:
 
 
 def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> JobData:
-    """Read and check the runs and scaling tables of one edition.
+    """
+    Read and check the runs and scaling tables of one edition.
 
-    :param data: folder of measured tables.
-    :param edition: whose.
-    :param note: is told what was left out.
-    :raises InputError: a table is missing, empty or of no use.
+    :param data: folder of measured tables
+    :param edition: whose
+    :param note: is told what was left out
+    :raises InputError: a table is missing, empty or of no use
     """
     tables = read_runs(data, JOBS, years=(edition.year,), server=edition.server)
     remarks = list(tables.remarks)
@@ -120,7 +120,8 @@ def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> 
 
 
 def scanned_occupancy(data: Path, year: int) -> Occupancy:
-    """How busy memcached's vCPUs are before anything is fitted.
+    """
+    How busy memcached's vCPUs are before anything is fitted.
 
     In proportion to the largest throughput on 1 and 2 vCPUs in the scans (medians).
     """
@@ -148,7 +149,7 @@ def fitted_occupancy(service: FloatArray) -> Occupancy:
     return occupancy
 
 
-def left_out_errors(
+def left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
@@ -159,7 +160,7 @@ def left_out_errors(
         if not others:
             continue
         fit = fit_jobs(build_states(others, occupancy), scaling, start)
-        result.append(errors(build_states(own, occupancy), fit))
+        result.append(duration_errors(build_states(own, occupancy), fit))
     return np.concatenate(result) if result else np.zeros(0)
 
 
@@ -174,12 +175,13 @@ def check(fit: JobFit) -> None:
 
 
 def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
-    """Fit one profile.
+    """
+    Fit one profile.
 
-    :param data: folder of measured tables.
-    :param name: profile to fit, one of ``EDITIONS``.
-    :param say: where to report; silent if not given.
-    :raises InputError: unusable tables, or a fit that cannot be trusted.
+    :param data: folder of measured tables
+    :param name: profile to fit, one of `EDITIONS`
+    :param say: where to report; silent if not given
+    :raises InputError: unusable tables, or a fit that cannot be trusted
     """
     edition = EDITIONS.get(name)
     if edition is None:
@@ -199,7 +201,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
 
     service = fit_service(data, edition.year, pressure)
     note("memcached fitted")
-    values = np.array([service.service[field]["value"] for field in SERVICE_FIELDS])
+    values = np.array([service.service[field].value for field in SERVICE_FIELDS])
     occupancy = fitted_occupancy(values)
     states = build_states(jobs.runs, occupancy)
     # From the priors: what memcached's memory traffic costs has two optima that are as good.
@@ -207,13 +209,13 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     check(fit)
     note("jobs fitted")
     spreads, host_spreads = job_spreads(states, jobs.scaling, fit)
-    left_out = np.abs(left_out_errors(jobs.runs, jobs.scaling, occupancy, fit))
+    left_out = np.abs(left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
     note("spreads and left-out errors known")
 
     for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):
         note(line)
     remarks = dict.fromkeys((*jobs.remarks, *service.excluded))
-    in_sample = np.abs(errors(states, fit))
+    in_sample = np.abs(duration_errors(states, fit))
     fit_error = {
         "in-sample job duration, median": float(np.median(in_sample)),
         "in-sample job duration, p90": float(np.quantile(in_sample, 0.9)),
@@ -229,16 +231,16 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
             *(f"{group}: {count} runs" for group, count in groups.items()),
             *("latency_curves", "job_scaling", "intervals", "events"),
         ),
-        fit_error={what: _round(error) for what, error in fit_error.items()},
+        fit_error={what: significant(error) for what, error in fit_error.items()},
         excluded=tuple(summarise(remarks)),
         server=edition.server,
         years=(edition.year,),
         siblings=tuple(int(c) for c in BATCH_SIBLINGS),
-        service={field: Parameter(**service.service[field]) for field in SERVICE_FIELDS},
+        service=service.service,
         jobs=_job_section(fit, spreads),
         host=_host_section(fit, host_spreads),
-        vm_speed=Parameter(**service.vm_speed),
-        vms={vm: Vm(**factors) for vm, factors in service.vms.items()},
+        vm_speed=service.vm_speed,
+        vms=service.vms,
     )
 
 
@@ -246,8 +248,8 @@ def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parame
     return {
         job: {
             field: Parameter(
-                value=_round(float(fit.params[row, column])),
-                spread=_round(float(spreads[row, column]), 3),
+                value=significant(float(fit.params[row, column])),
+                spread=significant(float(spreads[row, column]), 3),
                 unit=JOB_UNITS[field],
                 source=JOB_SOURCES[field],
             )
@@ -258,7 +260,7 @@ def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parame
 
 
 def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter]:
-    """Fitted and known parameters of the host, in the order of ``HOST_FIELDS``."""
+    """Fitted and known parameters of the host, in the order of `HOST_FIELDS`."""
     between_vms = float(np.sqrt(np.mean(np.log(list(fit.vm_speed.values())) ** 2)))
     section = {}
     for field in HOST_FIELDS:
@@ -266,14 +268,14 @@ def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter
             # A handful of VMs: no claim that they differ by less than 3 %.
             section[field] = Parameter(
                 value=1.0,
-                spread=_round(max(between_vms, 0.03), 3),
+                spread=significant(max(between_vms, 0.03), 3),
                 unit="1",
                 source=f"events: speed factors of {len(fit.vm_speed)} groups",
             )
         elif field in fit.host:
             section[field] = Parameter(
-                value=_round(fit.host[field]),
-                spread=_round(spreads[field], 3),
+                value=significant(fit.host[field]),
+                spread=significant(spreads[field], 3),
                 unit="1",
                 source="events",
             )
@@ -281,11 +283,6 @@ def _host_section(fit: JobFit, spreads: dict[str, float]) -> dict[str, Parameter
             value, spread, unit, source = HOST_KNOWN[field]
             section[field] = Parameter(value=value, spread=spread, unit=unit, source=source)
     return section
-
-
-def _round(value: float, digits: int = 5) -> float:
-    """Significant digits that a fit can claim; also keeps the file free of last-bit noise."""
-    return float(f"{value:.{digits}g}")
 
 
 def parser() -> OneLineParser:
@@ -301,9 +298,10 @@ def parser() -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Calibrate from the command line.
+    """
+    Calibrate from the command line.
 
-    :param argv: command line, the process's own if none is given.
+    :param argv: command line, the process's own if none is given
     """
     given = parser().parse_args(argv)
     console = Console(soft_wrap=True)

@@ -1,7 +1,6 @@
 """What an evaluation says: figures with their confidence, as JSON and on the terminal."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,13 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from scipy.special import stdtrit
 
 from env.errors import InputError
 from env.scenario import Scenario
 from env.simulator.profile import Profile, content_hash
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run
-
-
-def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
-    """
-    The mean and half the width of its 95 % confidence interval (Student's t).
-
-    :param values: independent results; a single one has no interval (None)
-    """
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n < 2:
-        return mean, None
-    return mean, float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
+from training.statistics import mean_and_ci95
 
 
 def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:

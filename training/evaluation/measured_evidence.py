@@ -16,29 +16,14 @@ import numpy as np
 import pandas as pd
 
 from env.commandline import OneLineParser
-from env.errors import InputError, exit_on_bad_input
-from training.calibration.fit_service import LOAD_LAG_S
-from training.calibration.tables import whole_intervals
+from env.errors import exit_on_bad_input
+from training.calibration.logs.course import DEFAULT_SLO_US, LOAD_LAG_S
+from training.calibration.logs.run_logs import whole_intervals
+from training.calibration.logs.tables import read_table
 
 GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
-SLO_US = 800.0
 STUCK = ("qps8-mcperf-1", "qps8-mcperf-4")
 """Runs of group 031 in which memcached was left on one vCPU for minutes."""
-
-
-def table(folder: Path, name: str) -> pd.DataFrame:
-    """
-    One of the measured tables.
-
-    :param folder: where they are
-    :param name: which
-    :raises InputError: if it cannot be read
-    """
-    path = folder / f"{name}.csv.gz"
-    try:
-        return pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
 def by_day(runs: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +65,7 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
                         at_s - one.t_start_s,
                         after.max() - at_s if len(after) else 0.0,
                         one.p95_us,
-                        one.p95_us > SLO_US,
+                        one.p95_us > DEFAULT_SLO_US,
                     )
                 )
     return pd.DataFrame(rows, columns=["delay_s", "jobs_s", "p95_us", "violates"])
@@ -92,7 +77,7 @@ def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
     own = intervals[intervals.run.isin(servers.run)].dropna(subset=["p75_us", "p99_us"])
     ranks = (0.50, 0.75, 0.90, 0.95, 0.99)
     known = np.log(own[[f"p{100 * rank:.0f}_us" for rank in ranks]].to_numpy())
-    limit = np.log(SLO_US)
+    limit = np.log(DEFAULT_SLO_US)
     slower = [1.0 - np.interp(limit, row, ranks, left=0.5, right=0.995) for row in known]
     steps = pd.cut(own.p95_us, [300, 500, 600, 700, 800, 900, 1100, 1300, 1500, 2000])
     return (
@@ -120,7 +105,7 @@ def beside_equal_weight(
         ]
         for one in seen.itertuples():
             there = on_vcpu_1(own, (one.t_start_s + one.t_end_s) / 2)
-            rows.append((one.target_qps, there, one.p95_us, one.p95_us > SLO_US))
+            rows.append((one.target_qps, there, one.p95_us, one.p95_us > DEFAULT_SLO_US))
     found = pd.DataFrame(rows, columns=["target_qps", "job_there", "p95_us", "violates"])
     steps = pd.cut(found.target_qps, [80e3, 100e3, 110e3, 120e3, 140e3, 180e3])
     return found.groupby([steps, "job_there"], observed=True).agg(
@@ -170,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = line.parse_args(argv)
     with exit_on_bad_input():
         runs, events, intervals = (
-            table(arguments.data, name) for name in ("runs", "events", "intervals")
+            read_table(arguments.data, name) for name in ("runs", "events", "intervals")
         )
         intervals = intervals.groupby("run", group_keys=False)[list(intervals.columns)].apply(
             whole_intervals
@@ -185,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("\nGroup 031, 5-8 s intervals above 120K, memcached from one vCPU to two:")
         print("by delay from the computed boundary and time until the last job had moved [s]")
         print(shown.round(2).to_string())
-        print(f"\nShare of requests above {SLO_US:g} us, intervals of 2025 by their p95 [us]")
+        print(
+            f"\nShare of requests above {DEFAULT_SLO_US:g} us, intervals of 2025 by their p95 [us]"
+        )
         print(tails(runs, intervals).round(3).to_string())
         print("\nImaGoodFella, 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none")
         print(beside_equal_weight(runs, events, intervals).round(2).to_string())

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from env.allocation import JobState
 from env.scenario import Scenario
 from training.evaluation.timeline import Recording, Span
+from training.palette import PALETTE
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999")
 LOAD_COLOUR, SERVICE_COLOUR, FINE_COLOUR, BAD_COLOUR = "#555555", "#333333", "#56B4E9", "#D55E00"
 
 

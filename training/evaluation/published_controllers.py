@@ -28,11 +28,11 @@ from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run, repeats_of, run_episodes
 from training.evaluation.figures import (
     fit_errors,
-    mean_and_ci95,
     profile_report,
     write_json,
 )
 from training.profiles import read_profile
+from training.statistics import mean_and_ci95
 
 OFFICIAL_TRACE = {"cca-2025": 2333, "cca-2024": 3274}
 MAKESPAN_BOUND = 0.08

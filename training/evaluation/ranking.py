@@ -39,7 +39,7 @@ from training.evaluation.figures import (
     profile_report,
     write_json,
 )
-from training.evaluation.plots import PALETTE
+from training.palette import PALETTE
 from training.profiles import read_profile
 
 CHECKPOINT = Path("checkpoints/best.zip")

@@ -21,7 +21,9 @@ from deploy.linux.service_process import identify, pin
 from env.allocation import Weight
 from env.scenario import Job
 from env.simulator.load import LoadTrace
-from training.machine.testbed import SOURCES, Testbed, requests_served, sleep_until
+from training.machine.pressure import SOURCES
+from training.machine.readings import requests_served
+from training.machine.testbed import Testbed, sleep_until
 
 STARTS = 10
 CHANGES = 5  # of each kind per start
@@ -67,33 +69,33 @@ class Stopwatch:
         ]
 
 
-def time_runtime(bench: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
+def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     """
     Start, move, weigh, pause and resume a job, many times.
 
-    :param bench: where
+    :param testbed: where
     :param runtime: who runs the job
     :param watch: takes the times
     :raises RuntimeUnavailableError: if it cannot be reached
     :raises JobFailedError: if it cannot start the job
     """
-    with bench.job_group("actuated") as group:
+    with testbed.job_group("actuated") as group:
         for _ in range(STARTS):
-            attempt = bench.attempt(ACTUATED, 1, group)
+            attempt = testbed.attempt(ACTUATED, 1, group)
             with watch.timing("start"):
-                instance = runtime.start(attempt, tuple(range(bench.vcpus)), Weight.NORMAL)
+                instance = runtime.start(attempt, tuple(range(testbed.vcpus)), Weight.NORMAL)
             try:
-                _change(bench, runtime, instance, watch)
+                _change(testbed, runtime, instance, watch)
             finally:
                 with watch.timing("remove"):
                     runtime.remove(instance)
                 os.close(instance.ended)
 
 
-def _change(bench: Testbed, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
+def _change(testbed: Testbed, runtime: Runtime, instance: Instance, watch: Stopwatch) -> None:
     assert instance.placement is not None
     for k in range(CHANGES):
-        cores = (k % bench.vcpus,)
+        cores = (k % testbed.vcpus,)
         with watch.timing("set_cores"):
             instance.placement.set_cores(cores)
         with watch.timing("set_weight"):
@@ -107,11 +109,11 @@ def _change(bench: Testbed, runtime: Runtime, instance: Instance, watch: Stopwat
             runtime.resume(instance)
 
 
-def time_service(bench: Testbed, server: Memcached, watch: Stopwatch) -> None:
+def time_service(testbed: Testbed, server: Memcached, watch: Stopwatch) -> None:
     """
     Move memcached's threads, read its CPU time and its counters, many times.
 
-    :param bench: where
+    :param testbed: where
     :param server: a running memcached
     :param watch: takes the times
     """
@@ -121,32 +123,32 @@ def time_service(bench: Testbed, server: Memcached, watch: Stopwatch) -> None:
         requests_served(stats)
         for k in range(READINGS):
             with watch.timing("pin_service"):
-                pin(server.pid, (k % bench.vcpus,))
+                pin(server.pid, (k % testbed.vcpus,))
             with watch.timing("read_cpu"):
                 clock.read(time.monotonic())
             with watch.timing("read_stats"):
                 requests_served(stats)
             with watch.timing("read_vcpus"):
-                bench.clock.read()
+                testbed.clock.read()
     finally:
         clock.close()
         stats.close()
 
 
 def sensor_noise(
-    bench: Testbed, server: Memcached, cores: tuple[int, ...], load_qps: float
+    testbed: Testbed, server: Memcached, cores: tuple[int, ...], load_qps: float
 ) -> float:
     """
     Relative standard deviation of memcached's CPU reading over a second of steady load.
 
-    :param bench: where
+    :param testbed: where
     :param server: a running memcached
     :param cores: its vCPUs
     :param load_qps: the load
     """
     pin(server.pid, cores)
     length_s = NOISE_WINDOWS * NOISE_WINDOW_S + 2.0 * SETTLE_S
-    client = bench.client(server, LoadTrace.explicit([int(load_qps)], length_s))
+    client = testbed.client(server, LoadTrace.explicit([int(load_qps)], length_s))
     clock = ThreadClock(identify(server.pid), time.monotonic())
     readings = []
     try:

@@ -43,7 +43,7 @@ from training.machine.fit_machine import fit_machine, write_profile
 from training.machine.fit_pairs import fit_pairs
 from training.machine.machine_report import Measured, write_report
 from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store
-from training.machine.testbed import Testbed, testbed
+from training.machine.testbed import Testbed, open_testbed
 from training.profiles import read_profile
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -104,7 +104,7 @@ def characterise(
     :param scenario: what it is measured for
     :param mode: how thoroughly
     :param out: folder of the results
-    :param despite_load: see `training.machine.testbed.testbed`
+    :param despite_load: see `training.machine.testbed.open_testbed`
     :return: what was found, a sentence each, and how well
         (`training.machine.machine_report.summarise`)
     :raises InputError: if the machine or the folder cannot be used, or a measurement failed
@@ -118,9 +118,9 @@ def characterise(
         "factors": list(map(str, mode.factors)),
     }
     store = Store(out, purpose | {"scenario": scenario.model_dump(mode="json")})
-    with testbed(out / "work", despite_load) as bench:
-        bench.require_images(scenario.jobs)
-        measure(scenario, mode, store, bench)
+    with open_testbed(out / "work", despite_load) as testbed:
+        testbed.require_images(scenario.jobs)
+        measure(scenario, mode, store, testbed)
     latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
@@ -130,14 +130,14 @@ def characterise(
     return [rule, *lines], summary
 
 
-def measure(scenario: Scenario, mode: CampaignPlan, store: Store, bench: Testbed) -> None:
+def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testbed) -> None:
     """
     Measure under a bar that shows the time left.
 
     :param scenario: what the machine is measured for
     :param mode: how thoroughly
     :param store: where it goes
-    :param bench: where
+    :param testbed: where
     """
     columns = (
         TextColumn("{task.description:28}"),
@@ -154,8 +154,8 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, bench: Testbed
             progress.update(bar, advance=seconds, description=what)
 
         campaign = Campaign(scenario, mode, store, advance)
-        progress.update(bar, total=campaign.expected_s(bench.vcpus))
-        campaign.run(bench)
+        progress.update(bar, total=campaign.expected_s(testbed.vcpus))
+        campaign.run(testbed)
         # It may be known well enough before the time is up.
         progress.update(bar, total=progress.tasks[0].completed, description="measured")
 

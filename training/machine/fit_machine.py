@@ -4,7 +4,7 @@ A profile, and a scenario, from what was measured on this machine.
 memcached's parameters come from the fit that `training.calibrate` uses, with its priors: sweeps of
 memcached alone take the place of the public scans, points beside batch work that of runs. A
 parameter that the measurements did not narrow down keeps its prior, and says so. Jobs follow
-Amdahl's law with the priors of `training.calibration.fit_jobs`. What is not measured at all is
+Amdahl's law with the priors of `training.calibration.priors`. What is not measured at all is
 taken from the scenario's own profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
@@ -32,16 +32,12 @@ from env.simulator.profile import Parameter, Profile, save_profile
 from training.analysis.curves import knee_qps, saturation_qps, trusted
 from training.analysis.findings import ALONE, curves
 from training.analysis.queueing import SATURATED
-from training.calibration import fit_jobs
-from training.calibration.fit_service import (
-    FREE,
-    PRIORS,
-    Intervals,
-    Problem,
-    Scans,
-    params_of,
-)
+from training.calibration.intervals import Intervals
+from training.calibration.priors import FREE, JOB_PRIORS, SERVICE_PRIORS
+from training.calibration.scans import Scans
+from training.calibration.service_problem import Problem, params_of
 from training.machine.measure import BACKGROUND, EQUAL
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -109,7 +105,7 @@ def _service(
     problem = Problem(_scans(scenario, alone, scale), _intervals(scenario, shared, scale))
     for name, width in DIRECT.items():
         problem.log_sd[FREE.index(name)] = width
-    x = problem.solve(PRIORS["tail_shape"].median)
+    x = problem.solve(SERVICE_PRIORS["tail_shape"].median)
     spread = problem.spread(x)
     params = params_of(x)
     crowded = (alone["shares_client"] > 0).to_numpy()
@@ -125,15 +121,15 @@ def _service(
             width, unit = 0.03, "vCPU"
             source = f"{HERE}, at saturation" if len(use) else "prior: saturation not reached"
         else:
-            prior = PRIORS[name]
+            prior = SERVICE_PRIORS[name]
             value *= scale.of(prior.unit)
             width, unit = float(spread[FREE.index(name)]), prior.unit
             widest = DIRECT.get(name, prior.sd)
             known = name != "tail_shape" and width < NARROWED * widest
             width = width if known else widest
-            source = HERE if known else f"prior (training.calibration.fit_service): {prior.source}"
+            source = HERE if known else f"prior (public runs' fit of memcached): {prior.source}"
         fields[name] = Parameter(
-            value=_digits(value), spread=_digits(width, 3), unit=unit, source=source
+            value=significant(value), spread=significant(width, 3), unit=unit, source=source
         )
     p95, capacity = problem.scan_prediction(x)
     ratio = p95 / problem.scans.p95_us
@@ -152,7 +148,7 @@ def _service(
             errors[f"in-sample p95 beside {weight} weight, median"] = np.median(
                 np.abs(ratio[rows] - 1.0)
             )
-    return fields, {name: _digits(float(value)) for name, value in errors.items()}
+    return fields, {name: significant(float(value)) for name, value in errors.items()}
 
 
 @dataclass(frozen=True)
@@ -180,8 +176,8 @@ def _scale(alone: pd.DataFrame) -> _Scale:
     one = alone[alone["cores"] == alone["cores"].min()]
     calm = one[one["target_qps"] <= 0.5 * one["target_qps"].max()]
     return _Scale(
-        float(one["achieved_qps"].max()) / PRIORS["core_capacity_qps"].median,
-        float(calm["p95_us"].median()) / PRIORS["level_us"].median,
+        float(one["achieved_qps"].max()) / SERVICE_PRIORS["core_capacity_qps"].median,
+        float(calm["p95_us"].median()) / SERVICE_PRIORS["level_us"].median,
     )
 
 
@@ -271,7 +267,7 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
     if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
         exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
         most = Parameter(
-            value=_digits(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
+            value=significant(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
         )
         costs |= {"client_cpu": most, "client_exponent": _power(float(exponent))}
     return costs
@@ -279,7 +275,7 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
 
 def _power(value: float) -> Parameter:
     return Parameter(
-        value=_digits(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
+        value=significant(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
     )
 
 
@@ -299,7 +295,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
     threads = alone["threads"].to_numpy(np.float64)
     overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
     work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
-    prior = fit_jobs.PRIORS["serial_fraction"]
+    prior = JOB_PRIORS["serial_fraction"]
 
     def residuals(x: FloatArray) -> FloatArray:
         serial = np.exp(x[1])
@@ -322,7 +318,7 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
             "1",
             f"{HERE}, with its prior"
             if many
-            else "prior (training.calibration.fit_jobs): one thread count",
+            else "prior (public runs' fit of jobs): one thread count",
         ),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
@@ -331,11 +327,14 @@ def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
         if field in values:
             value, width, unit, source = values[field]
         else:
-            known = fit_jobs.PRIORS[field]
+            known = JOB_PRIORS[field]
             value, width, unit = known.median, known.sd, "1"
-            source = "prior (training.calibration.fit_jobs)"
+            source = "prior (public runs' fit of jobs)"
         result[field] = Parameter(
-            value=_digits(value), spread=_digits(min(width, 3.0), 3), unit=unit, source=source
+            value=significant(value),
+            spread=significant(min(width, 3.0), 3),
+            unit=unit,
+            source=source,
         )
     return result
 
@@ -353,7 +352,7 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     def measured(field: str, value: float, spread: float, what: str) -> None:
         known = host[field]
         host[field] = Parameter(
-            value=_digits(max(value, 1e-6)),
+            value=significant(max(value, 1e-6)),
             spread=spread,
             unit=known.unit,
             source=f"{HERE}: {what}",
@@ -455,7 +454,3 @@ def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, o
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     load_scenario(path)
     return text
-
-
-def _digits(value: float, digits: int = 5) -> float:
-    return float(f"{value:.{digits}g}")

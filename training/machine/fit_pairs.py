@@ -2,7 +2,7 @@
 How much jobs on different cores slow each other down, from pairs of them.
 
 The physics says that job i beside job j takes 1 + sensitivity_i x pressure_j times as long as alone
-(`env.physics.jobs`). Only the products show, so the priors of `training.calibration.fit_jobs` set
+(`env.physics.jobs`). Only the products show, so the priors of `training.calibration.priors` set
 the scale.
 """
 
@@ -15,8 +15,9 @@ from scipy.optimize import least_squares
 
 from env.simulator.profile import Parameter, Profile
 from training.analysis.findings import PAIRED
-from training.calibration.fit_jobs import PRIORS
+from training.calibration.priors import JOB_PRIORS
 from training.machine.fit_machine import HERE, NARROWED
+from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -43,8 +44,8 @@ def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
     ratio = pairs["ratio"].to_numpy(np.float64)
     # Half the width of a 95 % interval is about two standard deviations.
     sd = np.hypot(pairs["ratio_ci"].to_numpy(np.float64) / 2.0, LEAST_SD)
-    median = np.log(np.repeat([PRIORS[field].median for field in FIELDS], len(names)))
-    width = np.repeat([PRIORS[field].sd for field in FIELDS], len(names))
+    median = np.log(np.repeat([JOB_PRIORS[field].median for field in FIELDS], len(names)))
+    width = np.repeat([JOB_PRIORS[field].sd for field in FIELDS], len(names))
 
     def residuals(x: FloatArray) -> FloatArray:
         sensitivity, pressure = np.exp(x).reshape(2, -1)
@@ -52,7 +53,7 @@ def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
         return np.concatenate([errors, (x - median) / width])
 
     bounds = tuple(
-        np.log(np.repeat([getattr(PRIORS[field], end) for field in FIELDS], len(names)))
+        np.log(np.repeat([getattr(JOB_PRIORS[field], end) for field in FIELDS], len(names)))
         for end in ("low", "high")
     )
     found = least_squares(residuals, median, bounds=bounds)
@@ -64,10 +65,10 @@ def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
         for field, value, wide in zip(
             FIELDS, values[:, place[name]], spreads[:, place[name]], strict=True
         ):
-            if wide < NARROWED * PRIORS[field].sd:
+            if wide < NARROWED * JOB_PRIORS[field].sd:
                 fields[field] = Parameter(
-                    value=float(f"{value:.5g}"),
-                    spread=float(f"{wide:.3g}"),
+                    value=significant(value),
+                    spread=significant(wide, 3),
                     unit="1",
                     source=f"{HERE}, in pairs, with its prior",
                 )

@@ -26,11 +26,12 @@ from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job, Scenario
 from training.analysis.findings import ALONE, PAIRED
-from training.evaluation.figures import mean_and_ci95
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
+from training.machine.pressure import ON_SAME_CORE, SOURCES, Beside, pressure
 from training.machine.samples import SAMPLE_S, choose_part, shortened
-from training.machine.testbed import ON_SAME_CORE, SOURCES, Beside, Testbed, Timing, pressure
+from training.machine.testbed import Testbed, Timing
+from training.statistics import mean_and_ci95
 
 MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
 RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
@@ -257,25 +258,25 @@ class Campaign:
         self._advance = advance
         self._spent_s = store.spent_s(TABLES)
 
-    def run(self, bench: Testbed) -> None:
+    def run(self, testbed: Testbed) -> None:
         """
         Measure everything that the store does not have.
 
-        :param bench: where
+        :param testbed: where
         :raises InputError: if something fails that a user can mend
         """
         self._advance(self._spent_s, "done before")
-        capacity = self._capacity(bench)
+        capacity = self._capacity(testbed)
         for name, measure in (("actuation", self._actuation), ("docker", self._docker)):
             if self.store.rows("actuation", name).empty:
-                self._add("actuation", name, partial(measure, bench, capacity))
-        self.repeat(bench, list(self.tasks(capacity, bench.vcpus)))
+                self._add("actuation", name, partial(measure, testbed, capacity))
+        self.repeat(testbed, list(self.tasks(capacity, testbed.vcpus)))
 
-    def repeat(self, bench: Testbed, tasks: Sequence[Task]) -> None:
+    def repeat(self, testbed: Testbed, tasks: Sequence[Task]) -> None:
         """
         Measure rounds of all tasks in turns, as the module says.
 
-        :param bench: where
+        :param testbed: where
         :param tasks: what
         """
         least, most = self.mode.rounds
@@ -291,7 +292,7 @@ class Campaign:
                     if points and self._spent_s + task.seconds > self.mode.limit_s:
                         return
                 if points:
-                    self._add(task.table, task.key, partial(task.run, bench, points))
+                    self._add(task.table, task.key, partial(task.run, testbed, points))
 
     def expected_s(self, vcpus: int) -> float:
         """About how long it takes, at most."""
@@ -367,31 +368,31 @@ class Campaign:
                         yield self._job(job, job.threads[0], here, beside)
 
     def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
-        def run(bench: Testbed, targets: Sequence[int]) -> list[Row]:
+        def run(testbed: Testbed, targets: Sequence[int]) -> list[Row]:
             beside = None
             if arrangement.beside != ALONE:
                 same = arrangement.beside in ON_SAME_CORE
-                where = arrangement.cores if same else self._apart(arrangement.cores, bench.vcpus)
+                where = arrangement.cores if same else self._apart(arrangement.cores, testbed.vcpus)
                 weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
                 beside = pressure(arrangement.beside, where, weight)
             with (
-                bench.serving(arrangement.threads, arrangement.cores) as server,
-                bench.beside(beside) as neighbour,
+                testbed.serving(arrangement.threads, arrangement.cores) as server,
+                testbed.beside(beside) as neighbour,
             ):
                 timing, cores = self.mode.timing, arrangement.cores
                 count = arrangement.connections
-                rows = bench.sweep(server, targets, timing, cores, neighbour, count)
+                rows = testbed.sweep(server, targets, timing, cores, neighbour, count)
             return [arrangement.columns | row for row in rows]
 
         name, seconds = arrangement.name, self._sweep_s(len(loads))
         return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
 
     def _job(self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None) -> Task:
-        def run(bench: Testbed, points: Sequence[int]) -> list[Row]:
-            part, overhead_s = self._part(bench, job, threads, cores)
+        def run(testbed: Testbed, points: Sequence[int]) -> list[Row]:
+            part, overhead_s = self._part(testbed, job, threads, cores)
             cut = shortened(job, part, threads)[0]
-            with bench.beside(beside) as neighbour:
-                row = bench.time_job(cut, threads, cores, self.mode.job_limit_s, neighbour)
+            with testbed.beside(beside) as neighbour:
+                row = testbed.time_job(cut, threads, cores, self.mode.job_limit_s, neighbour)
             overhead_s = max(overhead_s, row["start_s"])
             # The start is paid once, the rest scales.
             row["real_s"] = overhead_s + (row["real_s"] - overhead_s) / part
@@ -405,13 +406,13 @@ class Campaign:
         return Task("jobs", key, "threads", (threads,), "real_s", share * SAMPLE_S + 0.2, run)
 
     def _part(
-        self, bench: Testbed, job: Job, threads: int, cores: tuple[int, ...]
+        self, testbed: Testbed, job: Job, threads: int, cores: tuple[int, ...]
     ) -> tuple[float, float]:
         """The part of a job that is run for the whole, and what a start costs: chosen once."""
         key = f"{job.name} T{threads}"
         if self.store.rows("parts", key).empty:
             begun_s = time.monotonic()
-            part, overhead_s = choose_part(bench, job, threads, cores, self.mode.job_limit_s)
+            part, overhead_s = choose_part(testbed, job, threads, cores, self.mode.job_limit_s)
             took_s = time.monotonic() - begun_s
             self.store.add("parts", key, [{"part": part, "overhead_s": overhead_s}], took_s)
         row = self.store.rows("parts", key).iloc[0]
@@ -426,7 +427,7 @@ class Campaign:
         self._spent_s += took_s
         self._advance(took_s, key)
 
-    def _capacity(self, bench: Testbed) -> float:
+    def _capacity(self, testbed: Testbed) -> float:
         """
         Throughput of one vCPU at saturation, by short scans, before loads can be chosen.
 
@@ -438,7 +439,7 @@ class Campaign:
         while len(best := self._best_scans()) < 2 or best[1] < (1 - AGREE) * best[0]:
             if len(best) == SCANS:
                 break
-            self._add("capacity", scan.key, partial(scan.run, bench, RISING_QPS))
+            self._add("capacity", scan.key, partial(scan.run, testbed, RISING_QPS))
         return best[0]
 
     def _best_scans(self) -> list[float]:
@@ -448,21 +449,21 @@ class Campaign:
             return []
         return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)
 
-    def _actuation(self, bench: Testbed, capacity: float) -> list[Row]:
+    def _actuation(self, testbed: Testbed, capacity: float) -> list[Row]:
         """How long it takes to change processes and to read memcached, one row a kind."""
         processes, service, one = Stopwatch("process"), Stopwatch("service"), self._cores(1)
-        time_runtime(bench, bench.processes, processes)
-        with bench.serving(self.scenario.service.threads, one) as server:
-            time_service(bench, server, service)
-            noise = sensor_noise(bench, server, one, 0.5 * capacity)
+        time_runtime(testbed, testbed.processes, processes)
+        with testbed.serving(self.scenario.service.threads, one) as server:
+            time_service(testbed, server, service)
+            noise = sensor_noise(testbed, server, one, 0.5 * capacity)
         last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
         return [*processes.rows(), *service.rows(), last]
 
-    def _docker(self, bench: Testbed, _: float) -> list[Row]:
+    def _docker(self, testbed: Testbed, _: float) -> list[Row]:
         """The same of containers; where there is no Docker, a row that says why."""
         watch = Stopwatch("docker")
         try:
-            time_runtime(bench, bench.containers, watch)
+            time_runtime(testbed, testbed.containers, watch)
         except (InputError, JobFailedError, RuntimeUnavailableError) as error:
             return [{"of": "docker", "action": f"not measured: {error}", "n": 0}]
         return watch.rows()

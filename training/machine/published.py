@@ -34,13 +34,8 @@ from training.analysis.report_page import (
     plot_speedups,
     write_page,
 )
-from training.calibration.fit_service import SCAN_TRAPS, scan_vm
-from training.calibration.tables import read_table
-
-#: Part 2 rows that lack baselines and mix units.
-WITHOUT_BASELINE = ("Soufiane-Barrada/CCA",)
-#: Part 1 runs whose sources did not share memcached's core: cpu pressure costs next to nothing.
-APART = ("ImaGoodFella/cca_project",)
+from training.calibration.logs.known_faults import known_faults
+from training.calibration.logs.tables import read_table
 
 #: What the reference report (group 031, whose measurements are this source) concludes: its Part 1
 #: knees [QPS], the sources that break 2 ms at 40K QPS, and the job that is safe beside memcached.
@@ -95,28 +90,27 @@ def read(folder: Path) -> Published:
     jobs = read_table(folder, "job_interference")
     scaling = read_table(folder, "job_scaling")
     pairs = read_table(folder, "job_pairs")
+    faults = known_faults()
     remarks = []
-    for repo, pattern, threads, cores, reason in SCAN_TRAPS:
-        hit = (
-            (scans["repo"] == repo)
-            & scans["path"].str.contains(pattern)
-            & (scans["threads"] == threads)
-            & (scans["cores"] == cores)
-        )
+    for scan in faults.scans_left_out:
+        hit = scan.rows(scans)
         if hit.any():
-            remarks.append(f"latency_curves: {repo} T{threads}C{cores} left out: {reason}")
+            remarks.append(
+                f"latency_curves: {scan.repo} T{scan.threads}C{scan.cores} left out: {scan.reason}"
+            )
         scans = scans[~hit]
-    for repo in WITHOUT_BASELINE:
-        jobs = jobs[jobs["repo"] != repo]
-        remarks.append(f"job_interference: {repo} left out: no baselines, mixed units")
-    for repo in APART:
-        interference = interference[interference["repo"] != repo]
-        remarks.append(f"memcached_interference: {repo} left out: sources were not on its core")
-    vms = [scan_vm(repo, path) for repo, path in zip(scans["repo"], scans["path"], strict=True)]
+    tables = {"job_interference": jobs, "memcached_interference": interference}
+    for fault in faults.interference_left_out:
+        table = tables[fault.table]
+        tables[fault.table] = table[table["repo"] != fault.repo]
+        remarks.append(f"{fault.table}: {fault.repo} left out: {fault.reason}")
+    vms = [
+        faults.scan_vm(repo, path) for repo, path in zip(scans["repo"], scans["path"], strict=True)
+    ]
     return Published(
         _latency(scans.assign(interference=ALONE, repo=vms)),
-        _latency(interference.assign(threads=1, cores=1)),
-        _jobs(jobs.assign(threads=1)),
+        _latency(tables["memcached_interference"].assign(threads=1, cores=1)),
+        _jobs(tables["job_interference"].assign(threads=1)),
         _jobs(scaling.assign(interference=ALONE)),
         _jobs(
             pairs.rename(columns={"colocated_with(no=alone)": "interference", "time_s": "real_s"})

@@ -40,12 +40,12 @@ def shortened(job: Job, part: float, threads: int) -> tuple[Job, float]:
 
 
 def choose_part(
-    bench: Testbed, job: Job, threads: int, cores: tuple[int, ...], limit_s: float
+    testbed: Testbed, job: Job, threads: int, cores: tuple[int, ...], limit_s: float
 ) -> tuple[float, float]:
     """
     How much of a job takes about `SAMPLE_S`, and what its start costs beside the work.
 
-    :param bench: where
+    :param testbed: where
     :param job: which
     :param threads: its thread count
     :param cores: its vCPUs
@@ -55,16 +55,16 @@ def choose_part(
     cut, part = shortened(job, FIRST_PART, threads)
     if part == 1.0:
         return 1.0, 0.0
-    row = bench.time_job(cut, threads, cores, limit_s)
+    row = testbed.time_job(cut, threads, cores, limit_s)
     while row["real_s"] < LEAST_S and part < 1.0:
         cut, part = shortened(job, min(1.0, GROWTH * part), threads)
-        row = bench.time_job(cut, threads, cores, limit_s)
+        row = testbed.time_job(cut, threads, cores, limit_s)
     if part == 1.0 or math.isnan(row["real_s"]):
         return 1.0, row["start_s"]
     cut, larger = shortened(job, min(1.0, max(2.0, SAMPLE_S / row["real_s"]) * part), threads)
     if larger == part:
         return part, row["start_s"]
-    long = bench.time_job(cut, threads, cores, limit_s)
+    long = testbed.time_job(cut, threads, cores, limit_s)
     rate = (long["real_s"] - row["real_s"]) / (larger - part)
     # A disturbed run must not make the start look longer than the work.
     overhead_s = min(row["real_s"] - rate * part, 0.5 * row["real_s"])

@@ -6,8 +6,8 @@ processes disturb it as little as background work would; inside, memcached and w
 are siblings, as on a deployed machine. What was started is stopped when the `with` block ends,
 however it ends.
 
-    with testbed(folder) as bench, bench.serving(threads=2, cores=(0,)) as server:
-        rows = bench.sweep(server, [10_000, 50_000], Timing(1.0, 0.3))
+    with open_testbed(folder) as testbed, testbed.serving(threads=2, cores=(0,)) as server:
+        rows = testbed.sweep(server, [10_000, 50_000], Timing(1.0, 0.3))
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path, PurePosixPath
-from statistics import fmean
-
-import numpy as np
 
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
@@ -52,37 +49,24 @@ from deploy.load import generator
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
 from deploy.records import proof
-from deploy.records.mcperf import percentile
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.machine.preflight import needs_docker
+from training.machine.pressure import Beside
+from training.machine.readings import (
+    FOREIGN_LIMIT,
+    Counters,
+    cpu_s,
+    latency_row,
+    requests_served,
+    stolen_s,
+)
 
 GROUP = "coretide-characterise"
 HEAVIEST = {1: 262144, 2: 10000}  # largest cpu.shares and cpu.weight
-IN_FLIGHT = generator.OUTSTANDING + 1  # the load's requests and the probe's
-FOREIGN_LIMIT = 0.10  # of each measured core: more by other processes disturbs a measurement
-LATE_LIMIT = 0.0003  # share of the load's ticks over 1 ms late: the client's vCPU stood still
-BACKLOG = 1.1  # more served than asked by this factor: the client had fallen behind before
 BUSY_LIMIT = 0.25  # of the machine's CPU: with more in use by others nothing is measured
-STATS_LIMIT_S = 5.0
-STATS_PATIENCE_S = 0.05  # then it is asked whether the connection has to be made anew
-STATS_POLL_S = 0.00005
-
-STRESS = ("stress-ng", "--quiet", "--timeout", "0")
-SOURCES: dict[str, tuple[str, ...]] = {
-    "cpu": (*STRESS, "--cpu", "1", "--cpu-method", "int64"),
-    "l1d": (*STRESS, "--l1cache", "1"),
-    "l1i": (*STRESS, "--icache", "1"),
-    "l2": (*STRESS, "--cache", "1", "--cache-level", "2", "--cache-no-affinity"),
-    "llc": (*STRESS, "--cache", "1", "--cache-level", "3", "--cache-no-affinity"),
-    "membw": (*STRESS, "--memrate", "1", "--memrate-bytes", "256M"),
-}
-"""Pressure on one resource by one endless worker."""
-
-ON_SAME_CORE = ("cpu", "l1d", "l1i", "l2")
-"""Core, L1 and L2 are a core's own; on the rest a worker presses from elsewhere, free of charge."""
 
 
 @dataclass(frozen=True)
@@ -98,45 +82,20 @@ class Timing:
     warm_s: float
 
 
-@dataclass(frozen=True)
-class Beside:
-    """
-    What runs next to memcached or to a job.
-
-    :param name: what the tables call it
-    :param job: how it is started
-    :param threads: its thread count
-    :param cores: its vCPUs
-    :param weight: its weight
-    """
-
-    name: str
-    job: Job
-    threads: int
-    cores: tuple[int, ...]
-    weight: Weight
-
-
-def pressure(source: str, cores: tuple[int, ...], weight: Weight) -> Beside:
-    """A pressure source on some vCPUs; see `SOURCES`."""
-    job = Job(name=source, command=SOURCES[source], threads=(1,), memory_mib=1024)
-    return Beside(source, job, 1, cores, weight)
-
-
 class Neighbour:
     """
     Something that runs beside, and is started again when it ends.
 
-    :param bench: where
+    :param testbed: where
     :param what: it
     :param group: its control group
     """
 
-    def __init__(self, bench: Testbed, what: Beside, group: JobGroup):
+    def __init__(self, testbed: Testbed, what: Beside, group: JobGroup):
         self.what = what
         self.group = group
-        self._bench = bench
-        self._instance = bench.start(what.job, what.threads, what.cores, what.weight, group)
+        self._testbed = testbed
+        self._instance = testbed.start(what.job, what.threads, what.cores, what.weight, group)
 
     @property
     def ended(self) -> int:
@@ -148,31 +107,19 @@ class Neighbour:
         if select.select([self.ended], [], [], 0.0)[0]:
             self.stop()
             what = self.what
-            self._instance = self._bench.start(
+            self._instance = self._testbed.start(
                 what.job, what.threads, what.cores, what.weight, self.group
             )
 
     def stop(self) -> None:
         """End it."""
-        self._bench.runtime_of(self.what.job).remove(self._instance)
+        self._testbed.runtime_of(self.what.job).remove(self._instance)
         os.close(self._instance.ended)
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """What adds up over time, at one moment."""
-
-    time_s: float
-    requests: int
-    service_s: float
-    beside_s: float
-    client_s: float
-    busy_s: tuple[float, ...]  # of each vCPU
 
 
 class Testbed:
     """
-    See the module; made by `testbed`.
+    See the module; made by `open_testbed`.
 
     :param hierarchy: where control groups are
     :param outer: the group of everything measured
@@ -308,7 +255,9 @@ class Testbed:
                     late = client.late_ticks[-1]
                     if after.time_s > start_s + timing.step_s:  # this program was held up
                         late = 1.0
-                    rows.append(self._row(target, between, before, after, cores, late))
+                    rows.append(
+                        latency_row(target, between, before, after, cores, self.client_cpu, late)
+                    )
                     if neighbour is not None:
                         neighbour.keep_going()
         finally:
@@ -440,68 +389,20 @@ class Testbed:
 
     def _count(
         self, stats: StatsConnection, clocks: Sequence[ThreadClock], neighbour: Neighbour | None
-    ) -> _Counters:
+    ) -> Counters:
         now_s, requests = requests_served(stats)
-        return _Counters(
+        return Counters(
             now_s,
             requests,
             self._service.cpu_s(),
             neighbour.group.cpu_s() if neighbour else 0.0,
-            _cpu_s(clocks, now_s) + time.process_time(),
+            cpu_s(clocks, now_s) + time.process_time(),
             self._taken_s(),
         )
 
-    def _row(
-        self,
-        target: int,
-        latencies_s: Sequence[float],
-        before: _Counters,
-        after: _Counters,
-        cores: tuple[int, ...],
-        late: float,
-    ) -> dict[str, float]:
-        ordered = sorted(latencies_s)
-        length_s = after.time_s - before.time_s
-        service = (after.service_s - before.service_s) / length_s
-        beside = (after.beside_s - before.beside_s) / length_s
-        client = float(np.nan_to_num((after.client_s - before.client_s) / length_s))
-        busy = sum(after.busy_s[c] - before.busy_s[c] for c in cores) / length_s
-        shared = self.client_cpu in cores
-        foreign = max(busy - service - beside - (client if shared else 0.0), 0.0)
-        # Nothing at all, if the probe's vCPU stood still.
-        achieved = (after.requests - before.requests) / length_s
-        p50, p95, p99 = (
-            1e6 * percentile(ordered, rank) if ordered else math.nan for rank in (50.0, 95.0, 99.0)
-        )
-        return {
-            "target_qps": float(target),
-            "achieved_qps": achieved,
-            "avg_us": 1e6 * fmean(ordered) if ordered else math.nan,
-            "p50_us": p50,
-            "p95_us": p95,
-            "p99_us": p99,
-            "cpu_util_pct": 100.0 * service,
-            "beside_cores": beside,
-            "client_cores": client,
-            "foreign_cores": foreign,
-            "late": late,
-            "in_flight": float(IN_FLIGHT),
-            "shares_client": float(shared),
-            "disturbed": self._disturbance(foreign / len(cores), late, achieved / target, ordered),
-        }
-
-    @staticmethod
-    def _disturbance(
-        foreign: float, late: float, served: float, latencies: Sequence[float]
-    ) -> float:
-        """0 for a calm point, 1 if others used its vCPUs, 2 if the client was held up."""
-        if not latencies or late > LATE_LIMIT or served > BACKLOG:
-            return 2.0
-        return 1.0 if foreign > FOREIGN_LIMIT else 0.0
-
 
 @contextlib.contextmanager
-def testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
+def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
     """
     Check the machine, then set the testbed up.
 
@@ -531,14 +432,14 @@ def testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
                 f"control groups cannot be written ({error.strerror}); run as root"
             ) from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        bench = Testbed(hierarchy, outer, service, folder, stack)
-        share = bench.foreign_share()
+        testbed = Testbed(hierarchy, outer, service, folder, stack)
+        share = testbed.foreign_share()
         if share > BUSY_LIMIT and not despite_load:
             raise InputError(
                 f"the machine is busy: other processes use {share:.0%} of its CPU; at most "
                 f"{BUSY_LIMIT:.0%} may (or give --despite-load: points they disturb are marked)"
             )
-        yield bench
+        yield testbed
 
 
 def end_leftovers(hierarchy: Hierarchy) -> None:
@@ -576,34 +477,6 @@ def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) 
         if neighbour and ready:
             neighbour.keep_going()
     return False
-
-
-def stolen_s(vcpus: int) -> list[float]:
-    """Seconds since boot that the hypervisor ran others while a vCPU wanted to run."""
-    lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[1 : vcpus + 1]
-    return [int(line.split()[8]) / os.sysconf("SC_CLK_TCK") for line in lines]
-
-
-def _cpu_s(clocks: Sequence[ThreadClock], now_s: float) -> float:
-    """CPU seconds of the client; NaN once it has ended, before this program could ask."""
-    try:
-        return sum(clock.read(now_s).cpu_s for clock in clocks)
-    except ProcessLookupError:
-        return math.nan
-
-
-def requests_served(stats: StatsConnection) -> tuple[float, int]:
-    """When memcached was asked, and how many requests it has served."""
-    give_up_s = time.monotonic() + STATS_LIMIT_S
-    while time.monotonic() < give_up_s:
-        now_s = time.monotonic()
-        stats.ask(now_s)
-        for _ in range(round(STATS_PATIENCE_S / STATS_POLL_S)):
-            reading = stats.receive()
-            if reading is not None:
-                return reading.time_s, reading.count
-            time.sleep(STATS_POLL_S)
-    raise InputError(f"memcached does not answer within {STATS_LIMIT_S:g} s")
 
 
 def sleep_until(moment_s: float) -> None:

@@ -14,28 +14,20 @@ import pytest
 
 from env.errors import InputError
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
-from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import load_profile, save_profile
 from training.calibration import fit_jobs as fitting
 from training.calibration import fit_service
 from training.calibration import validation as validation
 from training.calibration import year_profile as calibration
-from training.calibration.fit_jobs import (
-    JOBS,
-    Scaling,
-    build_states,
-    errors,
-    fit_jobs,
-    host_parameters,
-)
-from training.calibration.tables import (
-    Remark,
-    core_mask,
-    read_runs,
-    read_table,
-    summarise,
-    whole_intervals,
-)
+from training.calibration.fit_jobs import Scaling, duration_errors, fit_jobs, host_parameters
+from training.calibration.intervals import cut_intervals
+from training.calibration.job_states import build_states
+from training.calibration.logs.course import JOBS
+from training.calibration.logs.run_logs import core_mask, read_runs, whole_intervals
+from training.calibration.logs.tables import Remark, read_table, summarise
+from training.calibration.priors import FREE, HOST_PRIORS
+from training.calibration.scans import read_points, read_scans
+from training.calibration.service_problem import Problem
 from training.calibration.validation import Tally, profile_physics, replay, replay_with, validate
 from training.calibration.year_profile import calibrate, check
 
@@ -149,7 +141,7 @@ def made_up(folder: Path, groups: int = 3):
         traces += list(tables.runs)
     states = build_states(traces, occupancy)
     truth = PROFILE.job_array(JOBS)
-    host = host_parameters({name: PROFILE.host[name].value for name in fitting.HOST_PRIORS})
+    host = host_parameters({name: PROFILE.host[name].value for name in HOST_PRIORS})
     states.measured_s[:] = fitting.predict(states, truth, host)
     job = np.repeat(np.arange(len(JOBS)), 4)
     threads = np.tile([1, 2, 4, 8], len(JOBS))
@@ -162,7 +154,7 @@ def test_known_parameters_are_found(tmp_path):
     states, scaling, truth = made_up(tmp_path)
     fit = fit_jobs(states, scaling)
     assert fit.converged
-    assert np.median(np.abs(errors(states, fit))) < 0.03
+    assert np.median(np.abs(duration_errors(states, fit))) < 0.03
     alone = [fit.params[k, WORK_S] / truth[k, WORK_S] for k in range(len(JOBS))]
     assert np.median(np.abs(np.array(alone) - 1.0)) < 0.1
     assert (fit.params[:, LAUNCH_OVERHEAD_S] > 0.0).all()
@@ -295,8 +287,7 @@ def test_a_fit_that_fails_writes_no_profile(tmp_path, capsys, monkeypatch, fault
     rows = [("r", 2025, "m", job, 1, 100.0, 100.0, 0.0, "p") for job in JOBS]
     columns = ["repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s", "path"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "job_scaling.csv", index=False)
-    service = {name: {"value": PROFILE.service[name].value} for name in SERVICE_FIELDS}
-    fitted = SimpleNamespace(service=service, excluded=())
+    fitted = SimpleNamespace(service=PROFILE.service, excluded=())
     monkeypatch.setattr(calibration, "scanned_occupancy", lambda *_: occupancy)
     monkeypatch.setattr(calibration, "fit_service", lambda *_: fitted)
     monkeypatch.setattr(calibration, "fit_jobs", lambda *a: replace(fit_jobs(*a), **fault))
@@ -315,11 +306,11 @@ def write_scans(folder: Path, p95_us: float) -> None:
 
 def test_a_fit_of_memcached_that_fails_is_refused(tmp_path):
     write_scans(tmp_path, 400.0)
-    scans = fit_service.read_scans(tmp_path, 2025, [])
-    problem = fit_service.Problem(scans, fit_service.cut((), (), 800.0))
+    scans = read_scans(tmp_path, 2025, [])
+    problem = Problem(scans, cut_intervals((), (), 800.0, {}))
     x = problem.solve(3.0)
     fit_service.check(problem, x)
-    x[fit_service.FREE.index("smt")] = 0.0
+    x[FREE.index("smt")] = 0.0
     with pytest.raises(InputError, match=r"fit ended on the bound of smt: no profile written"):
         fit_service.check(problem, x)
     problem.converged = False
@@ -331,14 +322,14 @@ def test_points_of_a_scan_in_other_units_are_dropped_and_named(tmp_path):
     write_scans(tmp_path, 400.0)
     edit(tmp_path, "latency_curves", lambda frame: frame.__setitem__("p95_us", [400.0, 0.4]))
     remarks: list[Remark] = []
-    assert len(fit_service.read_points(tmp_path, 2025, remarks)) == 1
+    assert len(read_points(tmp_path, 2025, remarks)) == 1
     dropped = "latency_curves, run scan.txt, row 1: dropped: p95 under 20 us: in ms?"
     assert [str(remark) for remark in remarks] == [dropped]
     write_scans(tmp_path, 0.4)
     with pytest.raises(InputError, match="no usable scans of 2025: latency_curves, run scan"):
-        fit_service.read_points(tmp_path, 2025, [])
+        read_points(tmp_path, 2025, [])
     with pytest.raises(InputError, match="no scans of 2024"):
-        fit_service.read_points(tmp_path, 2024, [])
+        read_points(tmp_path, 2024, [])
 
 
 def test_a_summary_names_the_first_row_of_three_runs():

@@ -14,7 +14,6 @@ from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation import comparison
 from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
-from training.evaluation.figures import mean_and_ci95
 from training.evaluation.plots import lanes_of, plot_run, spans_on
 from training.evaluation.timeline import Span, TimelineRecorder
 
@@ -50,11 +49,6 @@ class Faulty:
 
 def raises():
     raise ZeroDivisionError("as it happens")
-
-
-def test_mean_and_ci95_is_students():
-    assert mean_and_ci95([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2.4841), abs=1e-4)
-    assert mean_and_ci95([7.0]) == (7.0, None)
 
 
 def test_starts_are_paired_and_never_published_traces():

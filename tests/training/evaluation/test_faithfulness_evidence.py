@@ -3,7 +3,6 @@
 import pandas as pd
 import pytest
 
-from env.errors import InputError
 from training.evaluation import measured_evidence as evidence
 
 
@@ -64,6 +63,7 @@ def test_what_an_interval_counts_after_a_drop():
     assert found["with the lag"]["50%"] == pytest.approx(0.95 + 0.05 * 5)
 
 
-def test_a_missing_table_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"runs\.csv\.gz: cannot be read"):
-        evidence.table(tmp_path, "runs")
+def test_a_missing_table_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        evidence.main(["--data", str(tmp_path)])
+    assert "no table runs.csv" in capsys.readouterr().err

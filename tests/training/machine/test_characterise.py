@@ -27,7 +27,7 @@ from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import Profile, load_profile, save_profile
 from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
-from training.machine import testbed as bench_module
+from training.machine import testbed as testbed_module
 from training.machine.actuation import CHANGES, STARTS
 from training.machine.characterisation import STOPPING, machine_name, main
 from training.machine.experiment import Factor, combinations, factor, require
@@ -45,15 +45,13 @@ from training.machine.measure import (
     Task,
     margin,
 )
+from training.machine.pressure import Beside, pressure
 from training.machine.samples import shortened
 from training.machine.testbed import (
     GROUP,
-    Beside,
-    Testbed,
     Timing,
     end_leftovers,
-    pressure,
-    testbed,
+    open_testbed,
 )
 
 live = pytest.mark.skipif(
@@ -114,14 +112,14 @@ def measured(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Pa
             raise KeyboardInterrupt
 
     store = Store(out, {"mode": "tiny"})
-    with pytest.raises(KeyboardInterrupt), testbed(out / "work", despite_load=True) as bench:
-        Campaign(scenario, TINY, store, interrupt).run(bench)
+    with pytest.raises(KeyboardInterrupt), open_testbed(out / "work", despite_load=True) as testbed:
+        Campaign(scenario, TINY, store, interrupt).run(testbed)
     assert not left_behind()
     before = store.table("latency")
     assert before["what"].nunique() == 2
     relative = Path(os.path.relpath(out / "work"))
-    with testbed(relative, despite_load=True) as bench:
-        Campaign(scenario, TINY, store).run(bench)
+    with open_testbed(relative, despite_load=True) as testbed:
+        Campaign(scenario, TINY, store).run(testbed)
     after = store.table("latency")
     pd.testing.assert_frame_equal(after.iloc[: len(before)], before, check_dtype=False)
     assert not left_behind()
@@ -153,8 +151,8 @@ def test_a_sampled_job_takes_about_as_long_as_the_whole(measured: Path, scenario
     jobs = pd.read_csv(measured / "jobs.csv")
     one = jobs[jobs["threads"] == 1].iloc[0]
     assert 0.0 < one["sampled"] < 1.0
-    with testbed(measured / "work", despite_load=True) as bench:
-        whole = bench.time_job(scenario.jobs[0], 1, (0,))
+    with open_testbed(measured / "work", despite_load=True) as testbed:
+        whole = testbed.time_job(scenario.jobs[0], 1, (0,))
     assert one["cpu_s"] == pytest.approx(whole["cpu_s"], rel=0.3)
 
 
@@ -205,13 +203,13 @@ def test_what_runs_beside_a_job_is_not_foreign_and_keeps_running(
 ) -> None:
     job, _ = shortened(scenario.jobs[0], 0.2, 1)
     brief = Job(name="brief", command=("sleep", "0.05"), threads=(1,), memory_mib=1)
-    with testbed(tmp_path / "work", despite_load=True) as bench:
-        with bench.beside(pressure("cpu", (0,), Weight.NORMAL)) as source:
-            row = bench.time_job(job, 1, (0,), neighbour=source)
-        with bench.beside(Beside("brief", brief, 1, (1,), Weight.NORMAL)) as again:
+    with open_testbed(tmp_path / "work", despite_load=True) as testbed:
+        with testbed.beside(pressure("cpu", (0,), Weight.NORMAL)) as source:
+            row = testbed.time_job(job, 1, (0,), neighbour=source)
+        with testbed.beside(Beside("brief", brief, 1, (1,), Weight.NORMAL)) as again:
             assert again is not None
             first = again.ended
-            bench.time_job(job, 1, (0,), neighbour=again)
+            testbed.time_job(job, 1, (0,), neighbour=again)
             assert not select.select([again.ended], [], [], 0.0)[0] or again.ended != first
     # Counted as foreign, it would be half of the vCPU.
     assert row["foreign_cores"] < 0.4
@@ -239,14 +237,14 @@ def test_what_a_killed_characterisation_left_is_ended_by_the_next(tmp_path: Path
 def test_a_job_that_only_an_image_has_runs_in_a_container(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "needs_docker", lambda job: bool(job.image))
+    monkeypatch.setattr(testbed_module, "needs_docker", lambda job: bool(job.image))
     job, _ = shortened(scenario.jobs[0], 0.2, 1)
     boxed = job.model_copy(update={"image": STRESS_IMAGE})
-    with testbed(tmp_path / "work", despite_load=True) as bench:
-        bench.require_images([boxed])
-        plain, contained = (bench.time_job(one, 1, (0,)) for one in (job, boxed))
+    with open_testbed(tmp_path / "work", despite_load=True) as testbed:
+        testbed.require_images([boxed])
+        plain, contained = (testbed.time_job(one, 1, (0,)) for one in (job, boxed))
         with pytest.raises(InputError, match="nor image no-such/image:1 in Docker"):
-            bench.require_images([boxed.model_copy(update={"image": "no-such/image:1"})])
+            testbed.require_images([boxed.model_copy(update={"image": "no-such/image:1"})])
     assert contained["start_s"] > plain["start_s"]
     assert contained["cpu_s"] == pytest.approx(plain["cpu_s"], rel=0.5)
     assert not left_behind()
@@ -259,10 +257,10 @@ def test_without_docker_it_says_which_package(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setenv("PATH", "")
     with (
-        testbed(tmp_path / "work", despite_load=True) as bench,
+        open_testbed(tmp_path / "work", despite_load=True) as testbed,
         pytest.raises(InputError, match="dockerd: not found; install it"),
     ):
-        _ = bench.containers
+        _ = testbed.containers
 
 
 @live
@@ -321,7 +319,7 @@ def command(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[str]]:
     source = Path(scenario.profile).with_name("here.yaml")
-    monkeypatch.setattr(bench_module.memcached, "running", lambda threads: pytest.fail("started"))
+    monkeypatch.setattr(testbed_module.memcached, "running", lambda threads: pytest.fail("started"))
     kept = [signal.getsignal(number) for number in STOPPING]
     yield ["--scenario", str(source), "--out", str(tmp_path / "out"), "--quick"]
     for number, handler in zip(STOPPING, kept, strict=True):
@@ -341,7 +339,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_missing_program_names_its_package(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(testbed_module.shutil, "which", lambda name: None)
     assert "apt-get install memcached" in refused(command, capsys)
 
 
@@ -349,7 +347,7 @@ def test_a_missing_program_names_its_package(
 def test_one_vcpu_is_too_few(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_module.os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(testbed_module.os, "sched_getaffinity", lambda pid: {0})
     assert "one vCPU; it takes 2" in refused(command, capsys)
 
 
@@ -360,7 +358,7 @@ def test_without_permission_it_says_so(
     def forbid(group: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(bench_module.JobGroup, "create", forbid)
+    monkeypatch.setattr(testbed_module.JobGroup, "create", forbid)
     assert "run as root" in refused(command, capsys)
 
 
@@ -368,7 +366,7 @@ def test_without_permission_it_says_so(
 def test_a_busy_machine_is_refused(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Testbed, "foreign_share", lambda self: 0.9)
+    monkeypatch.setattr(testbed_module.Testbed, "foreign_share", lambda self: 0.9)
     assert "the machine is busy: other processes use 90%" in refused(command, capsys)
     assert not left_behind()
 
@@ -437,7 +435,7 @@ class Source:
     def task(self) -> Task:
         return Task("latency", "sweep", "target_qps", (1, 2, 3), "p95_us", 1.0, self.measure)
 
-    def measure(self, bench: object, points: Sequence[int]) -> list[Row]:
+    def measure(self, testbed: object, points: Sequence[int]) -> list[Row]:
         self.asked.append(list(points))
         return [
             {
@@ -452,7 +450,7 @@ class Source:
 def repeat(source: Source, mode: CampaignPlan, folder: Path, scenario: Scenario) -> pd.DataFrame:
     """The rows of all rounds that a campaign makes."""
     store = Store(folder, {})
-    Campaign(scenario, mode, store).repeat(cast(Testbed, None), [source.task])
+    Campaign(scenario, mode, store).repeat(cast(testbed_module.Testbed, None), [source.task])
     return store.rows("latency", "sweep")
 
 
@@ -486,7 +484,7 @@ def test_after_its_time_only_the_least_rounds_are_made(scenario: Scenario, tmp_p
 
 
 def test_a_job_that_does_not_end_in_time_is_run_as_rarely_as_possible() -> None:
-    task = Task("jobs", "j", "threads", (1,), "real_s", 1.0, lambda bench, points: [])
+    task = Task("jobs", "j", "threads", (1,), "real_s", 1.0, lambda testbed, points: [])
     rows = pd.DataFrame({"threads": [1], "real_s": [math.nan], "disturbed": [0.0]})
     assert task.unknown(rows, (1, 9)) == []
 
