@@ -11,9 +11,10 @@ import time
 
 import pytest
 
-from deploy.deployment import Settings, begin_state
+from deploy.assembly import begin_state
 from deploy.linux import service_process
 from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.settings import Settings
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, ROOT
 

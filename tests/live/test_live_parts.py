@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from agents.policy import Controller
+from deploy.assembly import group_maker, usable_hierarchy
 from deploy.commands import state_folder
-from deploy.deployment import group_maker, usable_hierarchy
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
 from deploy.jobs.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
