@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import gc
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from deploy.assembly import (
     steered,
     usable_hierarchy,
 )
+from deploy.linux.helpers import helper_command
 from deploy.loop.dry_run import DryActuator
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
@@ -166,7 +166,7 @@ def _log_interval(
 
 def _start_view(folder: Path) -> subprocess.Popen[bytes]:
     """A process of its own, which Ctrl-C does not reach: it shows the run to its end."""
-    command = [sys.executable, "-m", "deploy.view", str(folder)]
+    command = helper_command("deploy.view", str(folder.resolve()))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
