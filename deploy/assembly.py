@@ -171,7 +171,7 @@ def steered(
     parts: Parts,
     settings: Settings,
     guardian: Guardian,
-    leaves: Callable[[], bool] = lambda: False,
+    leave_jobs: Callable[[], bool] = lambda: False,
 ) -> Iterator[Steering]:
     """
     Take hold of the machine, and leave it as it was found.
@@ -179,7 +179,7 @@ def steered(
     :param parts: see `assembled`
     :param settings: see there
     :param guardian: makes the machine safe if this process dies; it is dismissed once all is undone
-    :param leaves: asked at the end: whether the jobs are to be left running
+    :param leave_jobs: asked at the end: whether the jobs are to be left running
     :raises InputError: if the jobs cannot be run here, or an earlier deployment not be taken over
     """
     folder, state, recorder = parts.folder, parts.state, parts.recorder
@@ -201,7 +201,7 @@ def steered(
         yield steering
     finally:
         actuator.close()
-        steering.left = leaves()
+        steering.left = leave_jobs()
         steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder)
         if not steering.faults:
             guardian.stop()  # the report takes seconds, without a beat
@@ -216,8 +216,14 @@ def end(
     recorder: Recorder,
 ) -> list[str]:
     """
-    Leave the machine as it was found, or the jobs running where that was asked for.
+    Leave the machine as it was found, or safe with the jobs running where that was asked for.
 
+    :param state: what the deployment did
+    :param folder: where the state is kept
+    :param runtime: runs the jobs
+    :param hierarchy: where the jobs' control groups are, if any
+    :param leave: whether the jobs are left running
+    :param recorder: is told how it went
     :return: what could not be undone, one line each
     """
     if leave:
@@ -237,6 +243,7 @@ def require_vcpus(scenario: Scenario) -> None:
     """
     Make sure that this machine has the scenario's vCPUs.
 
+    :param scenario: the problem
     :raises InputError: if it does not
     """
     wanted, online = scenario.machine.vcpus, online_vcpus()
@@ -248,9 +255,10 @@ def require_vcpus(scenario: Scenario) -> None:
 
 def require_period(scenario: Scenario) -> None:
     """
-    Make sure that the loop says often enough that it lives.
+    Make sure that the loop beats often enough for the guardian.
 
-    :raises InputError: if the guardian would take it for dead between two polls
+    :param scenario: the problem
+    :raises InputError: if the guardian would take the loop for dead between two polls
     """
     period_s = scenario.control.period_s
     if period_s > LONGEST_PERIOD_S:
@@ -264,6 +272,9 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
     """
     A new deployment, or the one to resume.
 
+    :param scenario: the problem
+    :param settings: say whether to resume, and who runs the jobs
+    :param folder: where the state is kept, locked
     :raises InputError: if the folder holds one that has not ended, or none to resume, or if Docker
         is where the guardian cannot reach it
     """
@@ -294,6 +305,8 @@ def docker_address(settings: Settings) -> str:
     """
     The Docker daemon's address, which the guardian must know, too.
 
+    :param settings: the command line's, which may name it
+    :return: `unix:///PATH`
     :raises InputError: if it is no Unix socket: the guardian talks to nothing else
     """
     address = settings.docker or os.environ.get("DOCKER_HOST") or DOCKER_SOCKET
@@ -308,10 +321,11 @@ def find_service(
     """
     Wait until memcached has answered.
 
-    :param sensor: looks for it
-    :param settings: where it listens
-    :param started_s: when the sensor's clock was 0, on the monotonic clock
-    :raises InputError: if it does not, or it is none of this machine
+    :param sensor: looks for memcached
+    :param settings: where memcached listens
+    :param started_s: when the sensor's clock was 0, on the monotonic clock [s]
+    :return: memcached's process
+    :raises InputError: if no memcached of this machine answers
     """
     give_up_s = time.monotonic() - started_s + FIND_LIMIT_S
     while sensor.who is None:
@@ -330,10 +344,10 @@ def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiS
     """
     What counts memcached's cycles, for a policy that cannot decide without them.
 
-    :param policy: its name
-    :param who: memcached
-    :param now_s: the time now, on the loop's clock
-    :raises InputError: if this machine does not count them, or not for this user
+    :param policy: the policy's name
+    :param who: memcached's process
+    :param now_s: the present time on the loop's clock [s]
+    :raises InputError: if this machine does not count cycles, or not for this user
     """
     try:
         return CpiSensor(who, now_s)
@@ -355,11 +369,11 @@ def usable_hierarchy() -> Hierarchy | None:
 
 def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
     """
-    Who runs the jobs.
+    The runtime of a deployment's jobs.
 
-    :param state: says who, and with which rights
+    :param state: names the runtime and its rights
     :param hierarchy: where control groups are, if any
-    :raises InputError: if it cannot on this machine
+    :raises InputError: if jobs cannot be run that way on this machine
     """
     if state.runtime == "process":
         return ProcessRuntime()
@@ -374,11 +388,11 @@ def group_maker(
     state: State, hierarchy: Hierarchy | None, service_pid: int
 ) -> Callable[[str], JobGroup] | None:
     """
-    What makes the jobs' control groups.
+    What makes the jobs' control groups; None where there are no groups.
 
-    :param state: marks them
+    :param state: its nonce marks the groups
     :param hierarchy: where groups are, if any
-    :param service_pid: memcached, beside which they are made
+    :param service_pid: process id of memcached, beside whose group the jobs' groups are made
     """
     if hierarchy is None:
         return None

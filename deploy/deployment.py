@@ -88,10 +88,10 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             return EXIT_OK
 
-        def leaves() -> bool:
+        def leave_jobs() -> bool:
             return settings.leave_jobs and stop.number != 0
 
-        with steered(parts, settings, guardian, leaves) as steering:
+        with steered(parts, settings, guardian, leave_jobs) as steering:
             machine = steering.machine
             _settle_memory()
             Loop(machine, policy, parts.recorder, stop, samplers).run()

@@ -160,7 +160,7 @@ class Episode:
         self._poll_while(lambda: bool(machine.stale), PATIENCE_S)
         machine.sense()
         remember(control)
-        ended = self._standing()
+        ended = self._end_code()
         violated_s, over_slo_s = self._slo_monitor.poll(self._first_start_s())
         if ended:
             end_s = time.monotonic()
@@ -268,7 +268,7 @@ class Episode:
         )
         return potential(left_s, row.n_vcpus)
 
-    def _standing(self) -> int:
+    def _end_code(self) -> int:
         """0, `TERMINATED` or `TRUNCATED`."""
         for name, record in self._state.jobs.items():
             if record.exit_code:

@@ -282,13 +282,13 @@ def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, 
 class Told(DryActuator):
     """It also remembers whether memcached was said to have time to spare."""
 
-    def poll(self, now_s, calm=True):
-        self.calm = calm
+    def poll(self, now_s, slack=True):
+        self.slack = slack
 
 
 def test_memcached_has_time_to_spare_below_seven_tenths_of_its_vcpus(scenario_file, tmp_path):
     scenario = load_scenario(scenario_file())
-    state = State("calm", scenario.name, "process", "", time.monotonic())
+    state = State("slack", scenario.name, "process", "", time.monotonic())
     recorder = Recorder(tmp_path, scenario, state.started_s)
     sensor, vcpus, told = Scripted(*[0.0] * 9), VcpuClock(2, None), Told(scenario, state)
     machine = LiveMachine(scenario, told, sensor, vcpus, recorder)
@@ -298,12 +298,12 @@ def test_memcached_has_time_to_spare_below_seven_tenths_of_its_vcpus(scenario_fi
     for time_s, cpu_s in ((0.0, 7.0), (0.3, 7.3), (0.6, 7.36), (1.0, 8.0), (1.2, 8.02), (1.8, 8.4)):
         sensor.cpu = Cpu(time_s, cpu_s, 0.0)
         machine.poll()
-        seen.append(told.calm)
+        seen.append(told.slack)
     assert seen == [True, True, True, True, False, True]
     machine.apply(Allocation((0, 1), {}), regulator_on=False)
     sensor.cpu = Cpu(2.8, 9.5, 0.0)  # a whole vCPU is half of two
     machine.poll()
-    assert told.calm
+    assert told.slack
     vcpus.close()
     recorder.close()
 
@@ -546,17 +546,17 @@ def test_a_start_waits_for_memcached_to_have_time_to_spare_but_not_for_ever(actu
     dedup, radix = actuator.jobs["dedup"], actuator.jobs["radix"]
     actuator.apply(Allocation((0,), {"dedup": job}))
     for wait_s in (0.0, 5.0, LONGEST_HOLD_S - 0.1):
-        actuator.poll(at_s + wait_s, calm=False)
+        actuator.poll(at_s + wait_s, slack=False)
         assert not dedup.busy
-    actuator.poll(at_s + LONGEST_HOLD_S + 0.1, calm=False)
+    actuator.poll(at_s + LONGEST_HOLD_S + 0.1, slack=False)
     assert dedup.busy
     settle(actuator, "dedup")
     at_s += 100.0  # nobody has waited meanwhile
     actuator.apply(Allocation((0,), {"dedup": job, "radix": job}))
     for wait_s in (0.0, LONGEST_HOLD_S - 0.1):
-        actuator.poll(at_s + wait_s, calm=False)
+        actuator.poll(at_s + wait_s, slack=False)
         assert not radix.busy
-    actuator.poll(at_s + LONGEST_HOLD_S - 0.05, calm=True)
+    actuator.poll(at_s + LONGEST_HOLD_S - 0.05, slack=True)
     assert radix.busy
     settle(actuator, "radix")
 
@@ -621,12 +621,12 @@ def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuat
     begun_s, ended_s = {}, {}
     while len(ended_s) < len(jobs):
         at_s = now_s(actuator)
-        handled = [name for name in jobs if actuator.jobs[name].handled]
-        assert len(handled) <= 1
-        for name in handled:
+        in_turn = [name for name in jobs if actuator.jobs[name].in_turn]
+        assert len(in_turn) <= 1
+        for name in in_turn:
             begun_s.setdefault(name, at_s)
         for name in begun_s:
-            if name not in handled:
+            if name not in in_turn:
                 ended_s.setdefault(name, at_s)
         assert at_s < 20.0 * PATIENCE
         time.sleep(0.001)
