@@ -28,7 +28,7 @@ import yaml
 
 import agents
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy.deployment import group_maker, make_runtime, usable_hierarchy
+from deploy.assembly import group_maker, make_runtime, usable_hierarchy
 from deploy.engines import daemon, images, memcached
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.service_process import identify

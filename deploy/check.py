@@ -16,21 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.deployment import (
-    EXIT_FAILED,
-    EXIT_OK,
-    LONGEST_PERIOD_S,
-    Settings,
-    docker_address,
-    find_service,
-    usable_hierarchy,
-)
+from deploy.assembly import LONGEST_PERIOD_S, docker_address, find_service, usable_hierarchy
+from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs.placement import online_vcpus, set_policy
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.records.state import claim
+from deploy.settings import Settings
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Scenario

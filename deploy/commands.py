@@ -9,6 +9,7 @@ from typing import Any
 import agents
 from deploy import deployment
 from deploy.safety.guardian import Guardian
+from deploy.settings import Settings
 from env.commandline import OneLineParser, address, whole_number
 from env.errors import exit_on_bad_input
 from env.scenario import load_scenario
@@ -51,7 +52,7 @@ def add_machine_options(command: argparse._ActionsContainer) -> None:
     add("--state", type=Path, default=state_folder(), help="folder of the state (%(default)s)")
 
 
-def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> deployment.Settings:
+def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> Settings:
     """
     The settings that a command line with `add_machine_options` asks for.
 
@@ -60,7 +61,7 @@ def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> dep
     :param more: further settings
     """
     host, port = arguments.memcached
-    return deployment.Settings(
+    return Settings(
         host=host,
         port=port,
         runtime=arguments.runtime,

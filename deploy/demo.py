@@ -30,6 +30,7 @@ from rich.table import Table
 
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
+from deploy.linux.helpers import helper_command
 from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
 from deploy.records.run_report import read_report
 from env.commandline import OneLineParser
@@ -37,6 +38,7 @@ from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "deploy.py"
 FOLDER = Path("demo")
 CHECKPOINT = Path("checkpoints/local.zip")
 STAND_IN = "perfiso"
@@ -114,8 +116,9 @@ def measure(budget: Budget) -> str:
     out = FOLDER / "machine"
     shutil.rmtree(out, ignore_errors=True)  # this machine, as it is now
     with budget.step("measuring this machine", MEASURE_S):
-        command = [sys.executable, "-m", "training.characterise", "--scenario", "local"]
-        result = subprocess.run([*command, "--quick", "--out", str(out)], check=False)
+        options = ["--scenario", "local", "--quick", "--out", str(out.resolve())]
+        command = helper_command("training.characterise", *options)
+        result = subprocess.run(command, check=False)
     if result.returncode:
         budget.console.print(
             "The machine could not be measured: the figures below are for the load and the SLO "
@@ -149,17 +152,17 @@ def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) ->
         (folder / "deploy.txt").open("w") as said,
     ):
         chosen = "--checkpoint" if policy.endswith(".zip") else "--policy"
-        command = [sys.executable, "deploy.py", chosen, policy, "--scenario", problem]
+        command = [sys.executable, str(SCRIPT), chosen, policy, "--scenario", problem]
         command += ["--memcached", f"{server.host}:{server.port}", "--docker", url]
         command += ["--state", state, "--report", str(folder), "--no-pictures"]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         try:
             process.wait(limit_s - END_S - DRAW_S)
         except subprocess.TimeoutExpired:
-            _give_up(process, [sys.executable, "deploy.py", "--restore", "--state", state])
+            _give_up(process, [sys.executable, str(SCRIPT), "--restore", "--state", state])
     if not (folder / REPORT_FILE).exists():
         raise InputError(f"no report of the run under {policy}: {folder}/deploy.txt has the reason")
-    draw = [sys.executable, "-m", "deploy.report", str(folder)]
+    draw = helper_command("deploy.report", str(folder.resolve()))
     subprocess.run(draw, stdout=subprocess.DEVNULL, check=False)
 
 
@@ -184,11 +187,12 @@ def loaded(server: memcached.Memcached, scenario: Scenario, output: Path) -> Ite
     :param output: where the load writes what it measures
     """
     load = scenario.load
-    command = [sys.executable, "-m", "deploy.load", "--memcached", f"{server.host}:{server.port}"]
-    command += ["--trace-seed", str(TRACE_SEED), "--interval", str(load.interval_s)]
-    command += ["--qps-min", str(load.qps_min), "--qps-max", str(load.qps_max)]
-    command += ["--duration", str(load.duration_s)]
+    options = ["--memcached", f"{server.host}:{server.port}"]
+    options += ["--trace-seed", str(TRACE_SEED), "--interval", str(load.interval_s)]
+    options += ["--qps-min", str(load.qps_min), "--qps-max", str(load.qps_max)]
+    options += ["--duration", str(load.duration_s)]
     with output.open("w") as text:
+        command = helper_command("deploy.load", *options)
         process = subprocess.Popen(command, stdout=text, stderr=subprocess.PIPE)
     try:
         while "#type" not in output.read_text(encoding="utf-8"):

@@ -13,33 +13,20 @@ import atexit
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deploy.deployment import (
-    Settings,
-    begin_state,
-    cpuacct,
-    end,
-    find_service,
-    group_maker,
-    make_runtime,
-    require_period,
-    require_vcpus,
-    usable_hierarchy,
-)
-from deploy.linux.sensors import ServiceSensor, VcpuClock
-from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
-from deploy.loop.actuator import Actuator
+from deploy.assembly import Parts, assembled, require_vcpus, steered
+from deploy.load.probe import RATE_QPS
+from deploy.load.slo_monitor import PROBE_LIMIT_S, SloMonitor
 from deploy.loop.live_machine import LiveMachine
-from deploy.records.mcperf import percentile
-from deploy.records.recorder import Recorder
-from deploy.records.state import STATE_FILE, StateFolder, claim
 from deploy.safety import guardian
+from deploy.settings import Settings
 from env.action import edit_table, legal_edits
 from env.allocation import JobState
 from env.codes import TERMINATED, TRUNCATED
@@ -60,9 +47,6 @@ LOAD_WINDOW_S = 0.5
 
 LEAST_LOAD = 0.5
 """Less than this part of the scenario's smallest load is none."""
-
-PROBE_LIMIT_S = 4.0 * LIMIT_S
-"""The probe knows about every request within `LIMIT_S`; one that is silent for longer is dead."""
 
 
 class LiveBackend:
@@ -154,9 +138,8 @@ class Episode:
         self._changes = self._edits = self._decisions = 0
         self._sums = dict.fromkeys(TERMS, 0.0)
         require_vcpus(scenario)
-        require_period(scenario)
         with contextlib.ExitStack() as stack:
-            self._prepare(settings, stack)
+            self._take_hold(settings, stack)
             self._await_load(settings)
             self.control: ControlState = self.machine.sense()
             self.control.settled_qps = self.control.qps
@@ -176,7 +159,7 @@ class Episode:
         self._poll_while(lambda: bool(machine.stale), PATIENCE_S)
         machine.sense()
         remember(control)
-        ended = self._standing()
+        ended = self._end_code()
         violated_s, over_slo_s = self._slo_monitor.poll(self._first_start_s())
         if ended:
             end_s = time.monotonic()
@@ -235,44 +218,14 @@ class Episode:
         self.closed = True
         self._undo.close()
 
-    def _prepare(self, settings: Settings, stack: contextlib.ExitStack) -> None:
+    def _take_hold(self, settings: Settings, stack: contextlib.ExitStack) -> None:
         """Take hold of the machine; what is on the stack lets go of it again."""
-        scenario = self._scenario
-        folder = StateFolder(settings.folder)
-        folder.lock()
-        stack.callback(folder.unlock)
-        self._state = state = begin_state(scenario, settings, folder)
-        sensor = ServiceSensor(settings.host, settings.port)
-        stack.callback(sensor.close)
-        who = find_service(sensor, settings, state.started_s)
-        stack.enter_context(claim(who))
-        vcpus = VcpuClock(scenario.machine.vcpus, cpuacct())
-        stack.callback(vcpus.close)
         self.log = _new_folder(settings.report)
-        recorder = Recorder(self.log, scenario, state.started_s)
-        stack.callback(recorder.close)
-        self._probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
-        stack.callback(self._probe.stop)
-        hierarchy = usable_hierarchy()
-        runtime = make_runtime(state, hierarchy)
-        groups = group_maker(state, hierarchy, who.pid)
-        actuator = Actuator(scenario, runtime, folder, state, groups, recorder)
-        folder.begin(state)
-        watcher = guardian.launch()
-        stack.callback(watcher.close)
-        watcher.watch(folder.path / STATE_FILE)
-
-        def undo() -> None:
-            actuator.close()
-            faults = end(state, folder, runtime, hierarchy, False, recorder)
-            if faults:
-                raise RuntimeError("; ".join(faults))
-            watcher.stop()
-
-        stack.callback(undo)
-        self.machine = LiveMachine(
-            scenario, actuator, sensor, vcpus, recorder, watcher, self._probe
-        )
+        settings = replace(settings, report=self.log, probe=True)
+        parts = stack.enter_context(assembled(self._scenario, settings))
+        assert parts.probe is not None, "it was asked for"
+        self._state, self._probe = parts.state, parts.probe
+        self.machine = stack.enter_context(_steered(parts, settings))
 
     def _await_load(self, settings: Settings) -> None:
         """Wait for the sensors' and the probe's first readings, and see that there is a load."""
@@ -314,7 +267,7 @@ class Episode:
         )
         return potential(left_s, row.n_vcpus)
 
-    def _standing(self) -> int:
+    def _end_code(self) -> int:
         """0, `TERMINATED` or `TRUNCATED`."""
         for name, record in self._state.jobs.items():
             if record.exit_code:
@@ -332,69 +285,21 @@ class Episode:
         return self._state.started_s + min(started) if started else math.inf
 
 
-class SloMonitor:
+@contextlib.contextmanager
+def _steered(parts: Parts, settings: Settings) -> Iterator[LiveMachine]:
     """
-    What the probe shows of the SLO, interval by interval.
+    Keep hold of the machine under the eyes of a guardian of its own.
 
-    :param probe: a running one; its records of a whole interval are kept from now on
-    :param scenario: gives SLO and intervals
-    :param start_s: when the first interval starts, on the monotonic clock
+    :raises RuntimeError: at the end, if something could not be undone
     """
-
-    def __init__(self, probe: Probe, scenario: Scenario, start_s: float):
-        self.intervals = self.violations = 0
-        self._probe = probe
-        self._slo_s = 1e-6 * scenario.service.slo_us
-        self._interval_s = scenario.load.interval_s
-        self._start_s = self._counted_s = start_s
-        probe.keep_s = max(probe.keep_s, self._interval_s + PROBE_LIMIT_S)
-
-    def poll(self, batch_from_s: float) -> tuple[float, float]:
-        """
-        SloMonitor what has become known.
-
-        :param batch_from_s: when the first job started; intervals that ended before do not count
-        :return: length of the intervals that broke the SLO, and the integral over time of the
-            fraction of requests over it [s]
-        :raises InputError: if the probe has died
-        """
-        known_s = self._probe.known_until_s
-        if known_s < time.monotonic() - PROBE_LIMIT_S and self._probe.process.poll() is not None:
-            raise InputError("the latency probe has ended; its message is above")
-        over_s = self._over_slo(known_s)
-        violated_s = 0.0
-        while (end_s := self._start_s + self._interval_s) <= known_s:
-            violated_s += self._close(end_s, batch_from_s)
-        return violated_s, over_s
-
-    def finish(self, end_s: float, batch_from_s: float) -> tuple[float, float]:
-        """
-        SloMonitor the rest, the interval under way as far as it came; see `poll`.
-
-        :param end_s: when the episode ended
-        :param batch_from_s: when the first job started
-        """
-        violated_s, over_s = self.poll(batch_from_s)
-        return violated_s + self._close(end_s, batch_from_s), over_s
-
-    def _over_slo(self, until_s: float) -> float:
-        if until_s <= self._counted_s:
-            return 0.0
-        late = [one > self._slo_s for one in self._probe.between(self._counted_s, until_s)]
-        window_s, self._counted_s = until_s - self._counted_s, until_s
-        return window_s * sum(late) / max(1, len(late))
-
-    def _close(self, end_s: float, batch_from_s: float) -> float:
-        """Count the interval that ends; its length if it broke the SLO."""
-        ordered = sorted(self._probe.between(self._start_s, end_s))
-        self._start_s = end_s
-        if not ordered or batch_from_s > end_s:
-            return 0.0
-        self.intervals += 1
-        if percentile(ordered, 95.0) <= self._slo_s:
-            return 0.0
-        self.violations += 1
-        return self._interval_s
+    with contextlib.closing(guardian.launch()) as watcher, contextlib.ExitStack() as stack:
+        steering = stack.enter_context(steered(parts, settings, watcher))
+        try:
+            yield steering.machine
+        finally:
+            stack.close()
+            if steering.faults:
+                raise RuntimeError("; ".join(steering.faults))
 
 
 def _new_folder(folder: Path) -> Path:

@@ -1,9 +1,9 @@
 """
-One job on its way through its attempts: what is wanted of it, what it does, what it lacks.
+One job on its way through its attempts: what it should have, what it has, what is to be done.
 
 The loop's thread owns everything here. What may block is handed to a single worker thread, one
-call per job at a time; its result is picked up at a later poll. What is already so is not done
-again, and what failed is tried again after a pause.
+call per job at a time; its result is picked up at a later poll. What failed is tried
+again after a pause.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class JobContext:
 
 @dataclass(frozen=True)
 class _Written:
-    """What a job's place was last given; a value that is not known equals none that is wanted."""
+    """What a job's place was last given; an unknown value differs from every wanted one."""
 
     cores: tuple[int, ...] = ()
     weight: Weight | None = None
@@ -101,8 +101,8 @@ class JobRun:
     One job.
 
     :param job: what the scenario says
-    :param record: its part of the state file
-    :param context: what it shares with the others
+    :param record: the job's part of the state file
+    :param context: what all jobs of a deployment share
     """
 
     def __init__(self, job: Job, record: JobRecord, context: JobContext):
@@ -115,9 +115,9 @@ class JobRun:
         self._group: JobGroup | None = None
         self._written = _Written()
         self._paused_at_s: float | None = None
-        self._doubted = False  # somebody may have resumed it
+        self._doubted = False  # the guardian may have resumed the job
         self._ended = False
-        self._remains: Instance | None = None
+        self._to_remove: Instance | None = None
         self._call: _Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
@@ -139,7 +139,7 @@ class JobRun:
     @property
     def busy(self) -> bool:
         """Whether something is under way or left to be cleaned up."""
-        return self._call is not None or self._remains is not None
+        return self._call is not None or self._to_remove is not None
 
     @property
     def settled(self) -> bool:
@@ -164,25 +164,25 @@ class JobRun:
         return self._cpu_s
 
     @property
-    def handled(self) -> bool:
-        """Whether the runtime is making or removing something for it."""
+    def in_turn(self) -> bool:
+        """Whether the runtime is making or removing an attempt of the job."""
         return self._call is not None and self._call.what in ("starting", "removing")
 
-    def waits(self, now_s: float) -> bool:
+    def needs_turn(self, now_s: float) -> bool:
         """
-        Whether the runtime has something to make or to remove for it, once it is its turn.
+        Whether an attempt of the job is to be made or removed, once it is the job's turn.
 
         :param now_s: since the run started
         """
         if self._call is not None or now_s < self._retry_at_s:
             return False
         idle = self.instance is None and self.record.exit_code is None
-        return self.leaves or (idle and self.wanted.state == JobState.RUNNING)
+        return self.removes_next or (idle and self.wanted.state == JobState.RUNNING)
 
     @property
-    def leaves(self) -> bool:
-        """Whether what waits is the removal of an attempt that has ended."""
-        return self._remains is not None
+    def removes_next(self) -> bool:
+        """Whether the job's turn would remove an attempt that has ended."""
+        return self._to_remove is not None
 
     def ended_file(self) -> int:
         """A file descriptor that becomes readable when the attempt ends, or -1."""
@@ -235,7 +235,7 @@ class JobRun:
         """
         Pick up what the worker has done, and hand it what is to be done next.
 
-        Making and removing wait for `handle`.
+        Making and removing wait for `take_turn`.
 
         :param now_s: since the run started
         """
@@ -251,14 +251,14 @@ class JobRun:
         if now_s >= self._retry_at_s and self._call is None:
             self._begin(now_s)
 
-    def handle(self, now_s: float) -> None:
+    def take_turn(self, now_s: float) -> None:
         """
-        Have an attempt made, or what is left of one removed; for a job that `waits`.
+        Have an attempt made, or what is left of one removed; for a job that `needs_turn`.
 
         :param now_s: since the run started
         """
-        if self._remains is not None:
-            self._submit("removing", self._context.runtime.remove, now_s, self._remains)
+        if self._to_remove is not None:
+            self._submit("removing", self._context.runtime.remove, now_s, self._to_remove)
         else:
             self._begin_attempt(now_s)
 
@@ -407,7 +407,7 @@ class JobRun:
         elif call.what == "ending":
             self._note_ended(now_s, *result)
         elif call.what == "removing":
-            self._remains = None
+            self._to_remove = None
 
     def _put_off(self, what: str, why: str, now_s: float) -> None:
         self._complain(f"{what} is tried again: {why}")
@@ -419,7 +419,7 @@ class JobRun:
             return
         self._away_since_s = None
         if what == "removing":
-            self._remains = None
+            self._to_remove = None
             self._context.note(self.job.name, "its remains could not be removed")
         elif what in ("starting", "ending"):
             self._fail(GIVEN_UP, why, now_s)
@@ -475,7 +475,7 @@ class JobRun:
     def _clear_attempt(self, now_s: float) -> None:
         self._note_resumed(now_s)
         self.close()
-        self._remains = self.instance
+        self._to_remove = self.instance
         self.instance, self._ended = None, False
         self._written = _Written()
 

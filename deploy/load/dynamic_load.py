@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 
 from deploy.linux import realtime
+from deploy.linux.helpers import helper_command
 from deploy.load.generator import CONNECTIONS, COUNT, READY, START
 from deploy.load.keys import load_records
 from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
@@ -61,7 +62,7 @@ class Client:
         options = ["--memcached", f"{host}:{port}", "--cpu", str(cpu)]
         options += ["--interval", repr(trace.interval_s), "--connections", str(connections)]
         self.generator = subprocess.Popen(
-            [sys.executable, "-m", "deploy.load.generator", *options, *map(str, rates)],
+            helper_command("deploy.load.generator", *options, *map(str, rates)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

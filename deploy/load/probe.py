@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deploy.linux import realtime
+from deploy.linux.helpers import helper_command
 from deploy.load.keys import ANSWERED, RECORDS, get_request
 from deploy.records.lines import LineFile
 from deploy.records.mcperf import HEADER, format_row, percentile
@@ -73,7 +74,7 @@ class Probe:
         self._rest = b""
         options = ["--raw", "--memcached", f"{host}:{port}", "--cpu", str(cpu)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.load.probe", *options],
+            helper_command("deploy.load.probe", *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )

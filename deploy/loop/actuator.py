@@ -26,8 +26,8 @@ SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
 
 REST, LONGEST_REST_S = 2.0, 2.0
-"""How long nothing else is started or removed afterwards, in times of what it took, and at most:
-what the kernel does for a container yields to no weight (docs/decisions.md)."""
+"""How long nothing is started or removed after a start or removal: in multiples of what that took,
+and at most [s]. What the kernel does for a container yields to no weight (docs/decisions.md)."""
 
 LONGEST_HOLD_S = 10.0
 """How long a start waits at most for memcached to have time to spare (docs/decisions.md)."""
@@ -38,7 +38,7 @@ class Actuator:
     One machine's memcached and jobs.
 
     :param scenario: the problem
-    :param runtime: who runs the jobs
+    :param runtime: runs the jobs
     :param folder: where the state is kept
     :param state: the deployment, new or taken over
     :param group_for: makes a job's control group; None where groups cannot be written
@@ -68,10 +68,10 @@ class Actuator:
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
-        self._queue: list[JobRun] = []  # who waits for a turn, the first to ask first
-        self._handled: JobRun | None = None
-        self._handled_at_s = self._rested_at_s = self._held_from_s = 0.0
-        # Who is not as wanted; the others stay so until something happens.
+        self._queue: list[JobRun] = []  # jobs that wait for a turn, the first to ask first
+        self._in_turn: JobRun | None = None
+        self._turn_from_s = self._rest_until_s = self._held_from_s = 0.0
+        # Jobs that are not as wanted; the others stay as they are until something happens.
         self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
 
@@ -82,9 +82,9 @@ class Actuator:
 
     def take_over(self, now_s: float) -> None:
         """
-        Find what an earlier loop left running; call it before the first `apply`.
+        Find what an earlier loop left running; to be called before the first `apply`.
 
-        :param now_s: since the run started
+        :param now_s: since the run started [s]
         :raises RuntimeUnavailableError: if whoever runs the jobs cannot be asked
         :raises OSError: if a control group cannot be made
         """
@@ -146,16 +146,16 @@ class Actuator:
         for run in coming:
             run.write()
 
-    def poll(self, now_s: float, calm: bool = True) -> None:
+    def poll(self, now_s: float, slack: bool = True) -> None:
         """
         Pick up what has been done, hand out what is to be done, and make good what was not.
 
-        :param now_s: since the run started
-        :param calm: whether memcached has time to spare; starts wait for it
+        :param now_s: since the run started [s]
+        :param slack: whether memcached has CPU time to spare; starts wait for it
         """
         self._write_service(self._service_wanted)
         if self._unsettled:
-            self._go_on(now_s, calm)
+            self._go_on(now_s, slack)
         if self._context.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._context.save()
@@ -164,7 +164,7 @@ class Actuator:
         """
         Sleep, but no longer than until a job ends.
 
-        :param timeout_s: at most
+        :param timeout_s: the longest sleep [s]
         """
         ended, _, _ = select.select(self._ends, [], [], max(0.0, timeout_s))
         for file in ended:
@@ -172,7 +172,7 @@ class Actuator:
             self._look_at_all()
 
     def forget_written(self) -> None:
-        """Somebody else may have changed things: write everything anew."""
+        """Write everything anew: the guardian may have changed things."""
         self._look_at_all()
         self._service_written = ()
         for run in self.jobs.values():
@@ -191,7 +191,7 @@ class Actuator:
         return Allocation(cores, self._jobs_in_force())
 
     def close(self) -> None:
-        """Let the worker finish what it is at, and nothing more; give what was kept open back."""
+        """Let the worker finish its present call, and nothing more; close what was kept open."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
             run.close()
@@ -200,36 +200,36 @@ class Actuator:
         """Something has happened: any job may have to change."""
         self._unsettled = list(self.jobs.values())
 
-    def _go_on(self, now_s: float, calm: bool) -> None:
+    def _go_on(self, now_s: float, slack: bool) -> None:
         """Bring the jobs nearer to what is wanted."""
         for run in self._unsettled:
             run.advance(now_s)
             run.write()
-        self._take_turns(now_s, calm)
+        self._take_turns(now_s, slack)
         ends = ((run.ended_file(), run) for run in self.jobs.values())
         self._ends = {file: run for file, run in ends if file >= 0}
         self._unsettled = [run for run in self._unsettled if not run.settled]
 
-    def _take_turns(self, now_s: float, calm: bool) -> None:
-        """Start or remove one at a time, starts first and in the order they were wished for."""
-        if self._handled is not None:
-            if self._handled.handled:
+    def _take_turns(self, now_s: float, slack: bool) -> None:
+        """Start or remove one at a time, starts first and in the order they were asked for."""
+        if self._in_turn is not None:
+            if self._in_turn.in_turn:
                 return
-            took_s = now_s - self._handled_at_s
-            self._rested_at_s = now_s + min(REST * took_s, LONGEST_REST_S)
-            self._handled = None
-        # `_queue` is still the last poll's: while nobody waited or could begin, nobody was held.
-        if not self._queue or now_s < self._rested_at_s:
+            took_s = now_s - self._turn_from_s
+            self._rest_until_s = now_s + min(REST * took_s, LONGEST_REST_S)
+            self._in_turn = None
+        # `_queue` is the last poll's: a start is held only from when it could have begun.
+        if not self._queue or now_s < self._rest_until_s:
             self._held_from_s = now_s
-        waiting = [run for run in self._unsettled if run.waits(now_s)]
+        waiting = [run for run in self._unsettled if run.needs_turn(now_s)]
         known = [run for run in self._queue if run in waiting]
         self._queue = known + [run for run in waiting if run not in known]
-        if not self._queue or now_s < self._rested_at_s:
+        if not self._queue or now_s < self._rest_until_s:
             return
-        first = min(self._queue, key=lambda run: run.leaves)
-        if calm or first.leaves or now_s >= self._held_from_s + LONGEST_HOLD_S:
-            self._handled, self._handled_at_s = first, now_s
-            first.handle(now_s)
+        first = min(self._queue, key=lambda run: run.removes_next)
+        if slack or first.removes_next or now_s >= self._held_from_s + LONGEST_HOLD_S:
+            self._in_turn, self._turn_from_s = first, now_s
+            first.take_turn(now_s)
 
     def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
         found = {}
@@ -252,7 +252,7 @@ class Actuator:
     def _write_service(self, cores: tuple[int, ...]) -> None:
         if self._service is None or not cores or cores == self._service_written:
             return
-        if not service_process.is_alive(self._service):  # its number may be somebody else's by now
+        if not service_process.is_alive(self._service):  # its number may be another's
             return
         try:
             service_process.pin(self._service.pid, cores)

@@ -1,4 +1,4 @@
-"""What `--dry-run` puts in the actuator's place: it says what it would do, and does nothing."""
+"""The actuator of `--dry-run`: it says what would be changed, and changes nothing."""
 
 import time
 from dataclasses import dataclass, field
@@ -32,10 +32,10 @@ class DryJob:
 
 class DryActuator:
     """
-    Prints changes.
+    Prints the changes that an actuator would make.
 
     :param scenario: the problem
-    :param state: gives the time the run started
+    :param state: says when the run started
     """
 
     def __init__(self, scenario: Scenario, state: State):
@@ -58,7 +58,7 @@ class DryActuator:
             self.jobs[name].wanted = wanted
         self._now = allocation
 
-    def poll(self, now_s: float, calm: bool = True) -> None:
+    def poll(self, now_s: float, slack: bool = True) -> None:
         """There is nothing to pick up."""
 
     def wait(self, timeout_s: float) -> None:

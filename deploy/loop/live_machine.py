@@ -36,8 +36,9 @@ STALE_S = 0.5
 
 PROBE_EVERY_S = 0.25
 
-CALM, CALM_WINDOW_S = 0.7, 0.5
-"""Part of its vCPUs' time up to which memcached has some to spare, and what it is measured over."""
+SLACK_UTILISATION, SLACK_WINDOW_S = 0.7, 0.5
+"""memcached has CPU time to spare while it uses no more than this part of its vCPUs' time, measured
+over a window of this length [s]."""
 
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
@@ -87,7 +88,7 @@ class Actuation(Protocol):
     def apply(self, allocation: Allocation) -> None:
         """Make the machine hold an allocation."""
 
-    def poll(self, now_s: float, calm: bool = True) -> None:
+    def poll(self, now_s: float, slack: bool = True) -> None:
         """Go on with what takes longer; starts wait until memcached has time to spare."""
 
     def wait(self, timeout_s: float) -> None:
@@ -150,8 +151,8 @@ class LiveMachine:
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self.now_s
-        self._calm = True
-        self._calm_from: Cpu | None = None
+        self._slack = True
+        self._slack_from: Cpu | None = None
         self._reasons = 0
         self._sent: tuple[object, ...] = ()
         # Applied again, this allocation would change nothing.
@@ -314,18 +315,18 @@ class LiveMachine:
         :param wake: whether a job's end or a move of the load ends the wait at the next poll
         """
         period_s = self.scenario.control.period_s
-        standing = self._standing()
-        sighted_s: float | None = None
+        undecided = self._undecided()
+        move_seen_s: float | None = None
         while True:
-            due_s = self._due_s(period_s if sighted_s is None else CONFIRM_S)
+            due_s = self._due_s(period_s if move_seen_s is None else CONFIRM_S)
             self._sleep(due_s)
             self.poll()
-            if due_s >= until_s - 1e-4 or (wake and self._standing() != standing):
+            if due_s >= until_s - 1e-4 or (wake and self._undecided() != undecided):
                 return
             moved_s = self._moved_s() if wake else None
-            if sighted_s is not None and moved_s is not None and moved_s > sighted_s:
+            if move_seen_s is not None and moved_s is not None and moved_s > move_seen_s:
                 return
-            sighted_s = moved_s
+            move_seen_s = moved_s
 
     def poll(self) -> None:
         """Read the sensors once and let the actuator go on."""
@@ -346,7 +347,7 @@ class LiveMachine:
             self.actuator.follow(self.sensor.who)
             if self._cpi is not None:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
-        self.actuator.poll(now_s, self._is_calm())
+        self.actuator.poll(now_s, self._has_slack())
         self.sensor.receive(now_s, ANSWER_S)
         states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
@@ -355,16 +356,16 @@ class LiveMachine:
                 self._sent = ()
                 self._unsettle()
 
-    def _is_calm(self) -> bool:
-        """Whether memcached has time to spare on its vCPUs."""
-        now, before = self.sensor.cpu, self._calm_from
+    def _has_slack(self) -> bool:
+        """Whether memcached has CPU time to spare on its vCPUs."""
+        now, before = self.sensor.cpu, self._slack_from
         if now is None or before is None:
-            self._calm_from = now
-        elif (window_s := now.time_s - before.time_s) >= CALM_WINDOW_S:
+            self._slack_from = now
+        elif (window_s := now.time_s - before.time_s) >= SLACK_WINDOW_S:
             used = (now.cpu_s - before.cpu_s) / window_s
-            self._calm = used <= CALM * len(self._applied.service_cores)
-            self._calm_from = now
-        return self._calm
+            self._slack = used <= SLACK_UTILISATION * len(self._applied.service_cores)
+            self._slack_from = now
+        return self._slack
 
     def _p95_us(self) -> float | None:
         """What the probe shows, worked out anew a few times a second."""
@@ -382,7 +383,7 @@ class LiveMachine:
             self.overruns += 1
         return max(due_s, now_s)
 
-    def _standing(self) -> list[bool]:
+    def _undecided(self) -> list[bool]:
         """Which jobs wait for a decision: not started, or done."""
         resting = (JobState.PENDING, JobState.DONE)
         return [run.state in resting for run in self.actuator.jobs.values()]

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from typing import Any
 
 import jinja2
 
+from deploy.linux.helpers import helper_command
 from deploy.records import mcperf
 from deploy.records.recorder import (
     INTERVALS_FILE,
@@ -321,7 +321,7 @@ def _draw(folder: Path) -> bool:
     """Draw in a process of its own: the agent imports neither matplotlib nor tensorboard."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    command = [sys.executable, "-m", "training.evaluation.live_pictures", str(folder)]
+    command = helper_command("training.evaluation.live_pictures", str(folder.resolve()))
     try:
         subprocess.run(command, check=True, timeout=DRAW_LIMIT_S, capture_output=True, text=True)
     except (subprocess.SubprocessError, OSError) as error:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.linux.helpers import helper_command
 from deploy.records import terminal
 from deploy.safety.watchdog import Watchdog
 
@@ -104,7 +105,7 @@ def spawn() -> Guardian:
 def launch() -> Guardian:
     """Start the guardian from a process that is large or has threads, which must not fork."""
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "deploy.safety.guardian"]
+    command = helper_command("deploy.safety.guardian")
     orders = [(os.POSIX_SPAWN_DUP2, reader, 0)]
     pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
     os.close(reader)

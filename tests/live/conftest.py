@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy.deployment import usable_hierarchy
+from deploy.assembly import usable_hierarchy
 from deploy.engines import daemon, images, memcached
 from deploy.jobs import containers
 from deploy.linux import service_process

@@ -20,7 +20,7 @@ from typing import Any
 
 import agents
 from agents.policy import Policy
-from deploy import deployment
+from deploy import assembly
 from deploy.linux import sensors
 from env.allocation import JobState
 
@@ -134,7 +134,7 @@ def restoring_raises() -> None:
     def undo(*arguments: Any) -> list[str]:
         raise PermissionError("no")
 
-    deployment.undo = undo
+    assembly.undo = undo
 
 
 FAULTS: dict[str, Callable[[], None]] = {

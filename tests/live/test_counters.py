@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import agents
-from deploy import deployment
+from deploy import assembly
 from deploy.engines import memcached
 from deploy.linux import counters, service_process
 from deploy.linux.counters import CounterPair, CpiSensor, why_not_counted
@@ -221,10 +221,10 @@ def test_a_policy_that_cannot_have_cycles_is_refused(monkeypatch):
     policy, who = agents.make("intel-prm"), service_process.identify(os.getpid())
     assert policy.needs_cpi and not agents.make("parties").needs_cpi
     without = partial(CpiSensor, events=(NOWHERE, NOWHERE))
-    monkeypatch.setattr(deployment, "CpiSensor", without)
+    monkeypatch.setattr(assembly, "CpiSensor", without)
     says = "policy intel-prm: decides by cycles per instruction: this machine does not count them"
     with pytest.raises(InputError, match=says):
-        deployment.cpi_sensor(policy.name, who, 0.0)
+        assembly.cpi_sensor(policy.name, who, 0.0)
 
 
 def machine_counts():

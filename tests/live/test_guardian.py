@@ -6,16 +6,17 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 
-from deploy.deployment import Settings, begin_state
+from deploy.assembly import begin_state
 from deploy.linux import service_process
+from deploy.linux.helpers import helper_command
 from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.settings import Settings
 from env.scenario import load_scenario
-from tests.live.conftest import PATIENCE, ROOT
+from tests.live.conftest import PATIENCE
 
 PROMISE_S = 1.0 * PATIENCE
 
@@ -28,8 +29,8 @@ def guard(tmp_path):
     def start(state, stderr=subprocess.DEVNULL):
         folder = StateFolder(tmp_path / "state")
         folder.save(state)
-        command = [sys.executable, "-m", "deploy.safety.guardian"]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, cwd=ROOT))
+        command = helper_command("deploy.safety.guardian")
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr))
         pipe = started[-1].stdin
         os.write(pipe.fileno(), f"{folder.path / STATE_FILE}\n.".encode())
         return started[-1]

@@ -12,13 +12,14 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from deploy import check
-from deploy.deployment import Settings, usable_hierarchy
+from deploy.assembly import usable_hierarchy
 from deploy.jobs import placement
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import GroupPlacement, TaskPlacement
 from deploy.jobs.runtimes import Attempt
 from deploy.linux.cgroups import LEAST_WEIGHT, JobGroup, job_groups_beside, members
 from deploy.records.proof import prepare
+from deploy.settings import Settings
 from env.allocation import Weight
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, needs_docker, needs_groups

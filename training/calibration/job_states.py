@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from env.physics.jobs import BACKGROUND, NORMAL
+from env.codes import BACKGROUND, NORMAL
 from training.calibration.logs.course import JOBS, VCPUS
 from training.calibration.logs.traces import RunningJob, RunTrace, between, stretches
 

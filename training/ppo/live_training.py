@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from agents.checkpoint import read_checkpoint
 from deploy.commands import state_folder
-from deploy.deployment import Settings
 from deploy.live_episodes import LiveBackend
+from deploy.settings import Settings
 from env.colocation import ColocationEnv
 from env.commandline import address
 from env.errors import InputError

@@ -1,0 +1,410 @@
+"""
+The parts of a deployment, put together in order and taken apart in the opposite one.
+
+`assembled` gives what observes and records; with `steered` around the decisions, what they change
+is undone. `deploy.deployment` and `deploy.live_episodes` use both.
+"""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.policy import Policy
+from deploy.jobs.placement import online_vcpus
+from deploy.jobs.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
+from deploy.linux import service_process
+from deploy.linux.cgroups import (
+    LEAST_WEIGHT,
+    Hierarchy,
+    JobGroup,
+    find_hierarchy,
+    job_groups_beside,
+)
+from deploy.linux.counters import CpiSensor, why_not_counted
+from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.loop.actuator import Actuator
+from deploy.loop.live_machine import Actuation, LiveMachine
+from deploy.records.recorder import SCHEDULER, Event, Recorder, set_aside
+from deploy.records.state import STATE_FILE, State, StateFolder, claim
+from deploy.safety.guardian import Guardian, make_safe
+from deploy.safety.restore import undo
+from deploy.settings import Settings
+from env.errors import InputError
+from env.scenario import Scenario
+
+if TYPE_CHECKING:
+    from deploy.load.probe import Probe
+
+FIND_LIMIT_S = 1.0
+"""How long memcached may take to answer at the start."""
+
+LONGEST_PERIOD_S = 0.2
+"""The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
+
+DOCKER_SOCKET = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """
+    What a deployment observes with, and where it writes down what it sees and does.
+
+    :param scenario: the problem
+    :param folder: where the state is kept, locked
+    :param state: the deployment, new or to be resumed
+    :param service: memcached's process
+    :param sensor: reads memcached
+    :param vcpus: reads the vCPUs' busy times
+    :param recorder: writes the records
+    :param cpi: counts memcached's cycles, for a policy that cannot decide without them
+    :param probe: measures latency, where that is wanted
+    """
+
+    scenario: Scenario
+    folder: StateFolder
+    state: State
+    service: service_process.Identity
+    sensor: ServiceSensor
+    vcpus: VcpuClock
+    recorder: Recorder
+    cpi: CpiSensor | None
+    probe: "Probe | None"
+
+    def machine(self, actuator: Actuation, guardian: Guardian | None = None) -> LiveMachine:
+        """
+        The machine as a policy sees it.
+
+        :param actuator: performs allocations
+        :param guardian: is kept from acting; None for a machine that nothing is done to
+        """
+        return LiveMachine(
+            self.scenario,
+            actuator,
+            self.sensor,
+            self.vcpus,
+            self.recorder,
+            guardian,
+            self.probe,
+            self.cpi,
+        )
+
+
+@contextlib.contextmanager
+def assembled(
+    scenario: Scenario,
+    settings: Settings,
+    policy: Policy | None = None,
+    listeners: Sequence[Callable[[Event], None]] = (),
+) -> Iterator[Parts]:
+    """
+    Find memcached, claim it and begin to record; nothing is changed yet.
+
+    :param scenario: the problem
+    :param settings: see there
+    :param policy: who decides, where a policy does; says whether cycles are to be counted
+    :param listeners: are told every event; the list may grow
+    :raises InputError: if the machine, memcached or the folders are not fit for it
+    """
+    require_period(scenario)
+    with contextlib.ExitStack() as stack:
+        folder = StateFolder(settings.folder)
+        folder.lock()
+        stack.callback(folder.unlock)
+        state = begin_state(scenario, settings, folder)
+        sensor = ServiceSensor(settings.host, settings.port)
+        stack.callback(sensor.close)
+        service = find_service(sensor, settings, state.started_s)
+        if not settings.dry_run:
+            stack.enter_context(claim(service))
+        cpi = None
+        if policy is not None and policy.needs_cpi:
+            cpi = cpi_sensor(policy.name, service, time.monotonic() - state.started_s)
+            stack.callback(cpi.close)
+        vcpus = VcpuClock(scenario.machine.vcpus, cpuacct())
+        stack.callback(vcpus.close)
+        if not (settings.resume or settings.dry_run):
+            set_aside(settings.report)
+        recorder = Recorder(settings.report, scenario, state.started_s, partial(_tell, listeners))
+        stack.callback(recorder.close)
+        probe = None
+        if settings.probe:
+            from deploy.load.probe import Probe  # late: only who measures latency needs it
+
+            probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
+            stack.callback(probe.stop)
+        yield Parts(scenario, folder, state, service, sensor, vcpus, recorder, cpi, probe)
+
+
+def _tell(listeners: Sequence[Callable[[Event], None]], event: Event) -> None:
+    for listener in listeners:
+        listener(event)
+
+
+@dataclass
+class Steering:
+    """
+    A machine that decisions change, and after the end what became of it.
+
+    :param machine: performs allocations
+    :param left: whether the jobs were left running
+    :param faults: what could not be undone, one line each
+    """
+
+    machine: LiveMachine
+    left: bool = False
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def restored(self) -> bool:
+        """Whether the machine is as it was found; to be asked after the end."""
+        return not (self.left or self.faults)
+
+
+@contextlib.contextmanager
+def steered(
+    parts: Parts,
+    settings: Settings,
+    guardian: Guardian,
+    leave_jobs: Callable[[], bool] = lambda: False,
+) -> Iterator[Steering]:
+    """
+    Take hold of the machine, and leave it as it was found.
+
+    :param parts: see `assembled`
+    :param settings: see there
+    :param guardian: makes the machine safe if this process dies; it is dismissed once all is undone
+    :param leave_jobs: asked at the end: whether the jobs are to be left running
+    :raises InputError: if the jobs cannot be run here, or an earlier deployment not be taken over
+    """
+    folder, state, recorder = parts.folder, parts.state, parts.recorder
+    hierarchy = usable_hierarchy()
+    runtime = make_runtime(state, hierarchy)
+    groups = group_maker(state, hierarchy, parts.service.pid)
+    actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder)
+    if not settings.resume:
+        folder.begin(state)
+    guardian.watch(folder.path / STATE_FILE)
+    steering = Steering(parts.machine(actuator, guardian))
+    if settings.resume:
+        try:
+            steering.machine.take_over()
+        except (OSError, RuntimeUnavailableError) as error:
+            end(state, folder, runtime, hierarchy, True, recorder)  # for another try
+            raise InputError(f"{folder.path}: not taken over: {error}") from error
+    try:
+        yield steering
+    finally:
+        actuator.close()
+        steering.left = leave_jobs()
+        steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder)
+        if not steering.faults:
+            guardian.stop()  # the report takes seconds, without a beat
+
+
+def end(
+    state: State,
+    folder: StateFolder,
+    runtime: Runtime,
+    hierarchy: Hierarchy | None,
+    leave: bool,
+    recorder: Recorder,
+) -> list[str]:
+    """
+    Leave the machine as it was found, or safe with the jobs running where that was asked for.
+
+    :param state: what the deployment did
+    :param folder: where the state is kept
+    :param runtime: runs the jobs
+    :param hierarchy: where the jobs' control groups are, if any
+    :param leave: whether the jobs are left running
+    :param recorder: is told how it went
+    :return: what could not be undone, one line each
+    """
+    if leave:
+        _, faults = make_safe(folder.path / STATE_FILE)
+        recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
+        return faults
+    faults = undo(state, folder, runtime, hierarchy)
+    for fault in faults:
+        recorder.event("custom", SCHEDULER, detail=fault)
+    if not faults:
+        recorder.event("custom", SCHEDULER, detail="the machine is as it was found")
+        folder.clear()
+    return faults
+
+
+def require_vcpus(scenario: Scenario) -> None:
+    """
+    Make sure that this machine has the scenario's vCPUs.
+
+    :param scenario: the problem
+    :raises InputError: if it does not
+    """
+    wanted, online = scenario.machine.vcpus, online_vcpus()
+    if not set(range(wanted)) <= set(online):
+        raise InputError(
+            f"scenario {scenario.name}: wants {wanted} vCPUs; this machine has {len(online)}"
+        )
+
+
+def require_period(scenario: Scenario) -> None:
+    """
+    Make sure that the loop beats often enough for the guardian.
+
+    :param scenario: the problem
+    :raises InputError: if the guardian would take the loop for dead between two polls
+    """
+    period_s = scenario.control.period_s
+    if period_s > LONGEST_PERIOD_S:
+        raise InputError(
+            f"scenario {scenario.name}: control.period_s: {period_s:g} s; a deployment polls every "
+            f"{LONGEST_PERIOD_S:g} s or more often"
+        )
+
+
+def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
+    """
+    A new deployment, or the one to resume.
+
+    :param scenario: the problem
+    :param settings: say whether to resume, and who runs the jobs
+    :param folder: where the state is kept, locked
+    :raises InputError: if the folder holds one that has not ended, or none to resume, or if Docker
+        is where the guardian cannot reach it
+    """
+    left = folder.load()
+    if settings.resume:
+        if left is None:
+            raise InputError(f"{folder.path}: no deployment to resume")
+        if left.scenario != scenario.name:
+            raise InputError(
+                f"{folder.path}: holds a deployment of {left.scenario}, not of {scenario.name}"
+            )
+        return left
+    if left is not None and not settings.dry_run:
+        raise InputError(
+            f"{folder.path}: holds an unfinished deployment; use --resume or --restore"
+        )
+    return State(
+        nonce=secrets.token_hex(6),
+        scenario=scenario.name,
+        runtime=settings.runtime,
+        docker=docker_address(settings) if settings.runtime == "docker" else "",
+        started_s=time.monotonic(),
+        privileged=settings.privileged,
+    )
+
+
+def docker_address(settings: Settings) -> str:
+    """
+    The Docker daemon's address, which the guardian must know, too.
+
+    :param settings: the command line's, which may name it
+    :return: `unix:///PATH`
+    :raises InputError: if it is no Unix socket: the guardian talks to nothing else
+    """
+    address = settings.docker or os.environ.get("DOCKER_HOST") or DOCKER_SOCKET
+    if not address.startswith("unix:///"):
+        raise InputError(f"Docker at {address}: must be at unix:///PATH, on this machine")
+    return address
+
+
+def find_service(
+    sensor: ServiceSensor, settings: Settings, started_s: float
+) -> service_process.Identity:
+    """
+    Wait until memcached has answered.
+
+    :param sensor: looks for memcached
+    :param settings: where memcached listens
+    :param started_s: when the sensor's clock was 0, on the monotonic clock [s]
+    :return: memcached's process
+    :raises InputError: if no memcached of this machine answers
+    """
+    give_up_s = time.monotonic() - started_s + FIND_LIMIT_S
+    while sensor.who is None:
+        now_s = time.monotonic() - started_s
+        if now_s > give_up_s:
+            raise InputError(
+                f"{settings.host}:{settings.port}: no memcached of this machine answers there"
+            )
+        sensor.ask(now_s)
+        time.sleep(0.001)
+        sensor.receive(now_s)
+    return sensor.who
+
+
+def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiSensor:
+    """
+    What counts memcached's cycles, for a policy that cannot decide without them.
+
+    :param policy: the policy's name
+    :param who: memcached's process
+    :param now_s: the present time on the loop's clock [s]
+    :raises InputError: if this machine does not count cycles, or not for this user
+    """
+    try:
+        return CpiSensor(who, now_s)
+    except OSError as error:
+        raise InputError(
+            f"policy {policy}: decides by cycles per instruction: {why_not_counted(error)}"
+        ) from error
+
+
+def usable_hierarchy() -> Hierarchy | None:
+    """Where control groups are, if this process may make some."""
+    try:
+        hierarchy = find_hierarchy()
+    except OSError:
+        return None
+    writable = all(os.access(mount, os.W_OK) for mount in set(hierarchy.mounts.values()))
+    return hierarchy if writable else None
+
+
+def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
+    """
+    The runtime of a deployment's jobs.
+
+    :param state: names the runtime and its rights
+    :param hierarchy: where control groups are, if any
+    :raises InputError: if jobs cannot be run that way on this machine
+    """
+    if state.runtime == "process":
+        return ProcessRuntime()
+    if hierarchy is None:
+        raise InputError("containers need control groups this user may write; use sudo")
+    from deploy.jobs.containers import DockerRuntime
+
+    return DockerRuntime(hierarchy, state.nonce, state.docker, state.privileged)
+
+
+def group_maker(
+    state: State, hierarchy: Hierarchy | None, service_pid: int
+) -> Callable[[str], JobGroup] | None:
+    """
+    What makes the jobs' control groups; None where there are no groups.
+
+    :param state: its nonce marks the groups
+    :param hierarchy: where groups are, if any
+    :param service_pid: process id of memcached, beside whose group the jobs' groups are made
+    """
+    if hierarchy is None:
+        return None
+    state.background = LEAST_WEIGHT[hierarchy.version]
+    beside = job_groups_beside(hierarchy, service_pid)
+    return lambda job: beside(f"coretide-{state.nonce}-{job}")
+
+
+def cpuacct() -> Path | None:
+    """Where version 1 keeps the vCPUs' busy times, if anywhere."""
+    try:
+        hierarchy = find_hierarchy()
+    except OSError:
+        return None
+    return hierarchy.mounts.get("cpuacct") if hierarchy.version == 1 else None

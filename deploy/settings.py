@@ -1,0 +1,41 @@
+"""What the command line decides about a deployment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What the command line decides.
+
+    :param host: where memcached listens
+    :param port: where memcached listens
+    :param runtime: docker or process
+    :param docker: the Docker daemon's address; the environment's own if none is given
+    :param privileged: whether containers get Docker's default rights
+    :param folder: where the state is kept
+    :param report: where records go; those of a dry run are thrown away
+    :param probe: whether memcached's latency is measured from this machine
+    :param metrics_port: where Prometheus may ask, None if nowhere
+    :param illustrated: whether the report has pictures and a page
+    :param view: whether a live picture takes the place of the printed events
+    :param leave_jobs: whether an interrupted deployment leaves its jobs running
+    :param resume: whether to go on from what an earlier loop left
+    :param dry_run: whether nothing may be touched
+    """
+
+    host: str
+    port: int
+    runtime: str
+    docker: str | None
+    privileged: bool
+    folder: Path
+    report: Path
+    probe: bool = False
+    metrics_port: int | None = None
+    illustrated: bool = True
+    view: bool = False
+    leave_jobs: bool = False
+    resume: bool = False
+    dry_run: bool = False

@@ -1,0 +1,417 @@
+"""The actuator with real memcached and real jobs: what is wanted comes about, once."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from deploy.assembly import group_maker, usable_hierarchy
+from deploy.jobs.containers import DockerRuntime
+from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
+from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
+from deploy.linux import service_process
+from deploy.linux.cgroups import JobGroup
+from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
+from deploy.records.recorder import Recorder
+from deploy.records.state import State, StateFolder
+from deploy.safety import restore
+from deploy.safety.restore import undo
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.scenario import load_scenario
+from tests.live.conftest import PATIENCE, needs_docker, needs_groups
+
+LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
+
+
+@pytest.fixture(
+    params=["process", pytest.param("docker", marks=[pytest.mark.survival, needs_docker])]
+)
+def actuators(server, scenario_file, tmp_path, request):
+    """
+    Makes actuators of two long jobs beside memcached, under either runtime; undone at the end.
+
+    Each goes on from the state that the one before it has left.
+    """
+    scenario = load_scenario(scenario_file(dedup=LONG, radix=LONG))
+    folder = StateFolder(tmp_path / "state")
+    state = State("parts", scenario.name, request.param, "", time.monotonic())
+    folder.begin(state)
+    recorder = Recorder(tmp_path / "report", scenario, state.started_s)
+    hierarchy, runtime = usable_hierarchy(), ProcessRuntime()
+    if request.param == "docker":
+        url = request.getfixturevalue("docker_daemon").url
+        runtime = DockerRuntime(hierarchy, state.nonce, url)
+    groups = group_maker(state, hierarchy, server.pid)
+    made = []
+
+    def make():
+        for earlier in made[-1:]:
+            earlier.close()
+        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+    assert undo(made[-1].state, folder, runtime, hierarchy) == []
+    recorder.close()
+
+
+@needs_groups
+def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_undone(
+    actuator, monkeypatch
+):
+    class Forbidden(ProcessRuntime):
+        def sweep(self, folders, groups):
+            raise PermissionError("no")
+
+    monkeypatch.setattr(restore, "PAUSE_S", 0.01)
+    state, folder = actuator.state, actuator._context.folder
+    state.jobs["dedup"].attempts = 1
+    run = actuator.jobs["dedup"]
+    run.make_group()
+    faults = undo(state, folder, Forbidden(), usable_hierarchy())
+    assert faults == ["jobs may be left: no"]
+    assert not run._group.exists()
+
+
+@pytest.fixture
+def actuator(actuators):
+    """The only one."""
+    return actuators()
+
+
+def now_s(actuator):
+    return time.monotonic() - actuator.state.started_s
+
+
+def poll_until(actuator, condition):
+    """Poll once at least, and until something is so."""
+    end_s = time.monotonic() + 20.0 * PATIENCE
+    actuator.poll(now_s(actuator))
+    while not condition():
+        assert time.monotonic() < end_s
+        actuator.wait(0.005)
+        actuator.poll(now_s(actuator))
+
+
+def settle(actuator, *names):
+    """Poll until jobs are as wanted."""
+    poll_until(actuator, lambda: all(actuator.jobs[name].settled for name in names))
+
+
+def bring(actuator, **wanted):
+    """Have dedup as wanted."""
+    job = JobAllocation(**{"state": JobState.RUNNING, "cores": (1,), "threads": 1, **wanted})
+    actuator.apply(Allocation((0,), {"dedup": job}))
+    settle(actuator, "dedup")
+
+
+def test_once_all_is_as_wanted_the_jobs_are_left_alone_until_something_happens(
+    actuator, monkeypatch
+):
+    looked = []
+    advance = JobRun.advance
+    monkeypatch.setattr(
+        JobRun, "advance", lambda run, now_s: (looked.append(run.job.name), advance(run, now_s))
+    )
+    bring(actuator)
+    actuator.poll(now_s(actuator))
+    looked.clear()
+    actuator.poll(now_s(actuator))
+    assert not looked
+    bring(actuator, cores=(0,))
+    assert looked
+    actuator.poll(now_s(actuator))
+    looked.clear()
+    actuator.forget_written()
+    actuator.poll(now_s(actuator))
+    assert looked
+    settle(actuator, "dedup")
+    os.kill(actuator.jobs["dedup"].instance.pid, signal.SIGKILL)
+    poll_until(actuator, lambda: actuator.jobs["dedup"].record.failures == 1)
+
+
+def test_a_start_waits_for_memcached_to_have_time_to_spare_but_not_for_ever(actuator):
+    job, at_s = JobAllocation(JobState.RUNNING, (1,), threads=1), now_s(actuator)
+    dedup, radix = actuator.jobs["dedup"], actuator.jobs["radix"]
+    actuator.apply(Allocation((0,), {"dedup": job}))
+    for wait_s in (0.0, 5.0, LONGEST_HOLD_S - 0.1):
+        actuator.poll(at_s + wait_s, slack=False)
+        assert not dedup.busy
+    actuator.poll(at_s + LONGEST_HOLD_S + 0.1, slack=False)
+    assert dedup.busy
+    settle(actuator, "dedup")
+    at_s += 100.0  # nobody has waited meanwhile
+    actuator.apply(Allocation((0,), {"dedup": job, "radix": job}))
+    for wait_s in (0.0, LONGEST_HOLD_S - 0.1):
+        actuator.poll(at_s + wait_s, slack=False)
+        assert not radix.busy
+    actuator.poll(at_s + LONGEST_HOLD_S - 0.05, slack=True)
+    assert radix.busy
+    settle(actuator, "radix")
+
+
+def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
+    job = JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), {"dedup": job}))
+    actuator.poll(now_s(actuator))
+    run = actuator.jobs["dedup"]
+    assert run.busy
+    wait([run._call.future], timeout=20.0 * PATIENCE)
+    instance, _ = run._call.future.result()
+    actuator.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(instance.ended)
+
+
+@needs_groups
+def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
+    actuator.follow(service_process.identify(server.pid))
+    rng = random.Random(11)
+    cores = [(0,), (1,), (0, 1)]
+    for _ in range(1000):
+        jobs = {
+            name: JobAllocation(
+                JobState(rng.choice([JobState.RUNNING, JobState.PAUSED])),
+                rng.choice(cores),
+                rng.choice(list(Weight)),
+                1,
+                rng.choice([None, 0.5]),
+            )
+            for name in actuator.jobs
+        }
+        wanted = Allocation(rng.choice(cores), jobs)
+        actuator.apply(wanted)
+        actuator.poll(now_s(actuator))
+    settle(actuator, *actuator.jobs)
+    assert actuator.in_force() == wanted
+
+
+def test_who_has_the_number_of_a_memcached_that_is_gone_is_not_moved(actuator):
+    somebody = subprocess.Popen(["sleep", "100"])
+    try:
+        now = service_process.identify(somebody.pid)
+        before = service_process.affinities(somebody.pid)
+        actuator.follow(service_process.Identity(now.pid, now.started - 1))
+        actuator.apply(Allocation((0,), {}))
+        actuator.poll(now_s(actuator))
+        assert service_process.affinities(somebody.pid) == before
+    finally:
+        somebody.kill()
+        somebody.wait()
+
+
+@needs_groups
+def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuator):
+    jobs = {}
+    for name in ("radix", "dedup"):  # not the scenario's order
+        jobs[name] = JobAllocation(JobState.RUNNING, (1,), threads=1)
+        actuator.apply(Allocation((0,), dict(jobs)))
+        actuator.poll(now_s(actuator))
+    begun_s, ended_s = {}, {}
+    while len(ended_s) < len(jobs):
+        at_s = now_s(actuator)
+        in_turn = [name for name in jobs if actuator.jobs[name].in_turn]
+        assert len(in_turn) <= 1
+        for name in in_turn:
+            begun_s.setdefault(name, at_s)
+        for name in begun_s:
+            if name not in in_turn:
+                ended_s.setdefault(name, at_s)
+        assert at_s < 20.0 * PATIENCE
+        time.sleep(0.001)
+        actuator.poll(now_s(actuator))
+    assert list(begun_s) == ["radix", "dedup"]
+    took_s = ended_s["radix"] - begun_s["radix"]
+    # What is seen from here of a start is up to two of our turns shorter than it was.
+    assert begun_s["dedup"] - ended_s["radix"] > min(REST * took_s, LONGEST_REST_S) - 0.01
+
+
+@needs_groups
+def test_a_job_that_the_guardian_resumed_is_paused_again(actuator):
+    run, runtime = actuator.jobs["dedup"], actuator._context.runtime
+
+    bring(actuator)
+    bring(actuator, state=JobState.PAUSED)
+    runtime.resume(run.instance)  # as the guardian does
+    actuator.forget_written()
+    settle(actuator, "dedup")
+    assert runtime.paused(run.instance)
+    actuator.forget_written()  # nobody did anything this time
+    bring(actuator)
+    assert not runtime.paused(run.instance)
+
+
+@needs_groups
+def test_a_weight_that_the_guardian_changed_is_written_again(actuator):
+    run = actuator.jobs["dedup"]
+    bring(actuator)
+    run.instance.placement.set_weight(Weight.BACKGROUND)  # as the guardian does
+    actuator.forget_written()
+    settle(actuator, "dedup")
+    assert run.instance.placement.weight() == Weight.NORMAL
+
+
+@needs_groups
+def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
+    first = actuators()
+    bring(first, quota=0.5)
+    again = actuators()
+    again.take_over(now_s(again))
+    bring(again)
+    group = again.jobs["dedup"].instance.attempt.group
+    folder = group.hierarchy.folder(group.path)
+    limit = folder / ("cpu.cfs_quota_us" if group.hierarchy.version == 1 else "cpu.max")
+    assert limit.read_text().split()[0] in ("-1", "max")
+
+
+@needs_groups
+def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monkeypatch):
+    """It has started the job all the same, and says so when it is back."""
+    monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
+    runtime, run = actuator._context.runtime, actuator.jobs["dedup"]
+    find, start, silence = runtime.find, runtime.start, threading.Event()
+    attempts, unanswered = [], []
+
+    def begin(attempt, *place):
+        attempts.append(attempt.number)
+        start(attempt, *place)
+        silence.set()
+        raise RuntimeUnavailableError("no answer")
+
+    def look(attempt):
+        if silence.is_set():
+            unanswered.append(attempt.number)
+            raise RuntimeUnavailableError("no answer")
+        return find(attempt)
+
+    monkeypatch.setattr(runtime, "start", begin)
+    monkeypatch.setattr(runtime, "find", look)
+    wanted = JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), {"dedup": wanted}))
+    poll_until(actuator, lambda: len(unanswered) > 3 or run.record.failures)
+    silence.clear()
+    settle(actuator, "dedup")
+    assert attempts == [1]
+    assert (run.record.attempts, run.record.failures) == (1, 0)
+
+
+@needs_groups
+def test_a_start_that_never_succeeds_fails_once_nothing_of_it_runs(actuator, monkeypatch):
+    monkeypatch.setattr("deploy.jobs.job_run.UNAVAILABLE_LIMIT_S", 0.3)
+    runtime, run = actuator._context.runtime, actuator.jobs["dedup"]
+
+    def refuse(*_):
+        raise RuntimeUnavailableError("not now")
+
+    monkeypatch.setattr(runtime, "start", refuse)
+
+    def given_up():
+        wanted = JobAllocation(JobState.RUNNING, (1,), threads=1)
+        actuator.apply(Allocation((0,), {"dedup": wanted}))
+        return run.state == JobState.DONE
+
+    poll_until(actuator, given_up)
+    assert (run.record.attempts, run.record.exit_code) == (RETRIES + 1, GIVEN_UP)
+
+
+@needs_groups
+def test_an_attempt_that_never_ran_is_begun_again_by_the_next_loop(actuators, monkeypatch):
+    refused = []
+
+    def refuse(attempt, *_):
+        refused.append(attempt.number)
+        raise RuntimeUnavailableError("not now")
+
+    first = actuators()
+    with monkeypatch.context() as patched:
+        patched.setattr(first._context.runtime, "start", refuse)
+        first.apply(Allocation((0,), {"dedup": JobAllocation(JobState.RUNNING, (1,), threads=1)}))
+        poll_until(first, lambda: refused)
+    again = actuators()
+    again.take_over(now_s(again))
+    bring(again)
+    assert refused == [again.jobs["dedup"].instance.attempt.number]
+
+
+@needs_groups
+def test_an_attempt_fails_once_however_often_it_is_taken_over(actuators):
+    first = actuators()
+    run = first.jobs["dedup"]
+    bring(first)
+    os.kill(run.instance.pid, signal.SIGKILL)
+    poll_until(first, lambda: run.record.failures)  # its remains are not removed before a rest
+    for _ in range(2):
+        again = actuators()
+        run = again.jobs["dedup"]
+        again.take_over(now_s(again))
+        poll_until(again, lambda run=run: not run.busy)
+        assert (run.record.attempts, run.record.failures) == (1, 1)
+        assert run.state == JobState.PENDING
+    bring(again)
+    assert (run.record.attempts, run.record.failures) == (2, 1)
+
+
+@needs_groups
+def test_a_control_group_that_is_not_made_at_once_is_made_later_and_known_before(
+    actuator, monkeypatch
+):
+    create, faults = JobGroup.create, [OSError("not now"), OSError("nor now")]
+    known = []
+
+    def try_to(group):
+        record = actuator._context.folder.load().jobs["dedup"]
+        known.append((record.group, record.weight_file))
+        if faults:
+            raise faults.pop()
+        create(group)
+
+    monkeypatch.setattr(JobGroup, "create", try_to)
+    bring(actuator)
+    group = actuator.jobs["dedup"].instance.attempt.group
+    assert known == [(str(group.path), str(group.weight_file))] * 3
+    assert group.exists()
+
+
+@needs_groups
+def test_an_actuator_that_is_closed_has_no_file_open(actuator):
+    def kept():
+        files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.exists()]
+        return sum("pidfd" in file or "coretide-parts" in file for file in files)
+
+    before, wanted = kept(), JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, wanted)))
+    settle(actuator, *actuator.jobs)
+    for run in actuator.jobs.values():
+        run.cpu_s()
+    assert kept() == before + 2 * len(actuator.jobs)
+    actuator.close()
+    assert kept() == before
+
+
+@needs_groups
+def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch):
+    first = actuators()
+    if isinstance(first._context.runtime, ProcessRuntime):
+        first._context.group_for = None  # a group of ours outlives its last process
+    bring(first)
+    again = actuators()
+    again._context.group_for = first._context.group_for
+    runtime, run = again._context.runtime, again.jobs["dedup"]
+    paused = runtime.paused
+
+    def last_seen(instance):
+        found = paused(instance)
+        runtime.remove(instance)
+        return found
+
+    monkeypatch.setattr(runtime, "paused", last_seen)
+    again.take_over(now_s(again))
+    poll_until(again, lambda: run.record.failures)
+    assert run.state == JobState.PENDING

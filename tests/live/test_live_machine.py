@@ -1,0 +1,100 @@
+"""The machine as a policy sees it: moves of the load, slack, a probe that dies."""
+
+import select
+import time
+
+from deploy.linux.sensors import Cpu, Requests, VcpuClock
+from deploy.load.probe import Probe
+from deploy.loop.dry_run import DryActuator
+from deploy.loop.live_machine import LiveMachine
+from deploy.records.recorder import Recorder
+from deploy.records.state import State
+from env.allocation import Allocation
+from env.scenario import load_scenario
+from tests.live.conftest import PATIENCE
+
+
+class Scripted:
+    """Readings of memcached as a test wants them: a rate at each poll, None for no new reading."""
+
+    def __init__(self, *rates):
+        self.who = self.requests = None
+        self.cpu = Cpu(0.0, 0.0, 0.0)
+        self.qps = self.cpu_cores = 0.0
+        self._rates = list(rates)
+
+    def ask(self, now_s):
+        """Nothing is asked."""
+
+    def receive(self, now_s, patience_s):
+        rate = self._rates.pop(0)
+        if rate is not None:
+            self.requests, self.qps = Requests(now_s, 1), rate
+
+    @property
+    def polls_left(self):
+        return len(self._rates)
+
+
+def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("move", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor = Scripted(0.0, 50e3, None, None, 50e3, 50e3)
+    vcpus = VcpuClock(2, None)
+    machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+    machine.poll()
+    machine.apply(machine.applied)
+    machine.advance(machine.polled_s + 60.0, wake=True)
+    assert sensor.polls_left == 1
+    vcpus.close()
+    recorder.close()
+
+
+class Told(DryActuator):
+    """It also remembers whether memcached was said to have time to spare."""
+
+    def poll(self, now_s, slack=True):
+        self.slack = slack
+
+
+def test_memcached_has_time_to_spare_below_seven_tenths_of_its_vcpus(scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("slack", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor, vcpus, told = Scripted(*[0.0] * 9), VcpuClock(2, None), Told(scenario, state)
+    machine = LiveMachine(scenario, told, sensor, vcpus, recorder)
+    machine.apply(Allocation((0,), {}), regulator_on=False)
+    seen = []
+    # A reading is judged by once it covers half a second: 0.6, 1.1 and 0.63 of a vCPU.
+    for time_s, cpu_s in ((0.0, 7.0), (0.3, 7.3), (0.6, 7.36), (1.0, 8.0), (1.2, 8.02), (1.8, 8.4)):
+        sensor.cpu = Cpu(time_s, cpu_s, 0.0)
+        machine.poll()
+        seen.append(told.slack)
+    assert seen == [True, True, True, True, False, True]
+    machine.apply(Allocation((0, 1), {}), regulator_on=False)
+    sensor.cpu = Cpu(2.8, 9.5, 0.0)  # a whole vCPU is half of two
+    machine.poll()
+    assert told.slack
+    vcpus.close()
+    recorder.close()
+
+
+def test_a_probe_that_has_died_is_said_once_and_shows_nothing(server, scenario_file, tmp_path):
+    scenario = load_scenario(scenario_file())
+    state = State("probe", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    vcpus, probe = VcpuClock(2, None), Probe(server.host, server.port, 1)
+    sensor, dry = Scripted(0.0, 0.0, 0.0), DryActuator(scenario, state)
+    machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
+    assert select.select([probe.file], [], [], 20.0 * PATIENCE)[0]
+    machine.poll()
+    probe.process.kill()
+    probe.process.wait()
+    for _ in range(2):
+        machine.poll()
+    assert machine.telemetry().service.p95_us is None
+    assert [event.detail for event in recorder.recent].count("the latency probe has ended") == 1
+    probe.stop()
+    vcpus.close()
+    recorder.close()
