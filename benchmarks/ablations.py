@@ -36,8 +36,9 @@ from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
 from training.evaluation.schedule_search import Schedule
 from training.imitation.imitate import N_ENVS, find_schedule, imitate
-from training.ppo.checkpoint_writing import network_of, policy_layers
+from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
+from training.ppo.masked_policy import linear_layers
 from training.ppo.selection import Actor, run_selection, score
 from training.ppo.training_run import new_model, variation_of
 from training.recipe import Recipe, load_recipe
@@ -136,7 +137,8 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     model.learn(steps)
     if variant == "no-history":  # it never saw them
         with torch.no_grad():
-            policy_layers(model)[0].weight[:, list(MEMORY)] = 0.0
+            actor, _ = linear_layers(model.policy)
+            actor[0].weight[:, list(MEMORY)] = 0.0
     return scenario, model
 
 

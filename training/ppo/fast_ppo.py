@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from env.simulator.thread_pool import ThreadPool
 from training.ppo.loss_kernels import STATISTICS, draw_actions, loss_gradient, relu_gradient
-from training.ppo.masked_policy import MaskedActorCriticPolicy
+from training.ppo.masked_policy import MaskedActorCriticPolicy, linear_layers, parameters
 
 ROWS_AT_ONCE = 1024
 """Decisions that a thread takes through the networks at once; more would leave its core's cache."""
@@ -104,23 +104,6 @@ class ActorCritic:
         """
         self.actor.backward(by_logits, gradients[: self._of_actor])
         self.critic.backward(by_values, gradients[self._of_actor :])
-
-
-def parameters(policy: MaskedActorCriticPolicy) -> list[nn.Parameter]:
-    """Weights and biases of a policy's actor and critic, layer by layer."""
-    actor, critic = linear_layers(policy)
-    return [p for layer in actor + critic for p in layer.parameters()]
-
-
-def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
-    """The layers of a policy's actor and critic."""
-    extractor = policy.mlp_extractor
-    towers = (
-        [*extractor.policy_net, policy.action_net],
-        [*extractor.value_net, policy.value_net],
-    )
-    actor, critic = ([m for m in tower if isinstance(m, nn.Linear)] for tower in towers)
-    return actor, critic
 
 
 # --- the algorithm ------------------------------------------------------------------------------

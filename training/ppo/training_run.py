@@ -1,7 +1,6 @@
 """One training run of PPO in the simulator, from recipe to best checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from stable_baselines3 import PPO
@@ -19,12 +18,13 @@ from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine
 from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.selection import Score
+from training.ppo.training_state import restore
 from training.recipe import Recipe
 
-HYPERPARAMETERS = (
+SHARED_WITH_PPO = (
     "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
 )  # fmt: skip
-"""What PPO takes from the recipe as it stands there."""
+"""Fields of a recipe that are arguments of PPO, too."""
 
 
 def new_model(
@@ -33,6 +33,7 @@ def new_model(
     seed: int,
     algorithm: type[PPO] = PPO,
     policy: type[ActorCriticPolicy] = MaskedActorCriticPolicy,
+    begun: int = 0,
 ) -> PPO:
     """
     A fresh model.
@@ -42,6 +43,7 @@ def new_model(
     :param seed: of weights and action sampling
     :param algorithm: stock PPO, or a faster class with the same interface
     :param policy: the actor-critic; the masked one unless an experiment wants another
+    :param begun: decisions before this run, if it goes on from another
     """
     return algorithm(
         policy,
@@ -50,7 +52,8 @@ def new_model(
         policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
         device="cpu",
         seed=seed,
-        **_hyperparameters(recipe),
+        learning_rate=LinearSchedule(recipe, begun),
+        **{name: getattr(recipe, name) for name in SHARED_WITH_PPO},
     )
 
 
@@ -67,23 +70,18 @@ def resumed_model(
     It learns as the recipe says, not as it has learned so far, and its first episodes are new ones.
 
     :param checkpoint: what to go on from
-    :param recipe: hyperparameters
+    :param recipe: hyperparameters; the widths of the layers are the checkpoint's
     :param environments: what it learns on
     :param seed: of action sampling and, with the decisions so far, of the environments
     :param algorithm: stock PPO, or a faster class with the same interface
+    :raises InputError: if the checkpoint cannot be trained further
     """
-    # Stable-Baselines3 counts what is left in parts of all decisions, those before included.
-    left = recipe.steps / (recipe.steps + checkpoint.metadata["steps"])
-    model = algorithm.load(
-        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe, left)
-    )
+    same_layers = recipe.model_copy(update={"hidden": checkpoint.hidden})
+    begun = checkpoint.metadata["steps"]
+    model = new_model(same_layers, environments, seed, algorithm, begun=begun)
+    restore(model, checkpoint)
     environments.seed(seed + model.num_timesteps)
     return model
-
-
-def _hyperparameters(recipe: Recipe, left: float = 1.0) -> dict[str, Any]:
-    same = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
-    return {"learning_rate": LinearSchedule(recipe, left), **same}
 
 
 def variation_of(recipe: Recipe) -> Variation:
@@ -104,15 +102,15 @@ class LinearSchedule:
     Adam's step size, falling linearly over the run; a class, so that it can be pickled.
 
     :param recipe: the step size at both ends
-    :param left: what `remaining` is where the run begins; less than 1 if it goes on from another
+    :param begun: decisions before this run; Stable-Baselines3 counts them in what remains
     """
 
-    def __init__(self, recipe: Recipe, left: float = 1.0):
+    def __init__(self, recipe: Recipe, begun: int = 0):
         self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
-        self.left = left
+        self.left = recipe.steps / (recipe.steps + begun)
 
     def __call__(self, remaining: float) -> float:
-        """:param remaining: the part of all decisions that is still to come, `left` to 0."""
+        """:param remaining: the part of all decisions that is still to come, from `left` to 0."""
         return self.last + (self.first - self.last) * remaining / self.left
 
 
