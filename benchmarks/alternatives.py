@@ -26,7 +26,7 @@ from benchmarks.job_network import ModelActor, job_network_policy
 from env.reward import TERMS
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from training.imitation.imitate import N_ENVS, N_EPOCHS, imitate
+from training.imitation.fit_network import imitate
 from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.selection import Actor
@@ -87,9 +87,13 @@ def train(variant: str, seed: int, steps: int, shipped: Recipe) -> Actor:
         model = new_model(recipe, machines, seed, PPO, job_network_policy(machines.factory))
     else:
         model = new_model(recipe, machines, seed, FastPPO)
-    stage = environments(N_ENVS, 1, (prices[0], prices[0]))
-    epochs = (sum(N_EPOCHS),) if variant == "one-lesson" else N_EPOCHS
-    imitate(model, stage, schedule_for(scenario, seed), seed, epochs)
+    imitation = recipe.imitation
+    assert imitation is not None
+    stage = environments(imitation.n_envs, 1, (prices[0], prices[0]))
+    schedule = schedule_for(scenario, seed, imitation)
+    if variant == "one-lesson":
+        imitation = imitation.model_copy(update={"epochs": (sum(imitation.epochs),)})
+    imitate(model, stage, schedule, seed, imitation)
     model.learn(steps)
     if variant == "shared-network":
         return ModelActor(model)

@@ -13,7 +13,8 @@ from agents.checkpoint import Checkpoint, read_checkpoint
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
-from training.imitation.imitate import N_ENVS, find_schedule, imitate
+from training.imitation.expert import find_schedule
+from training.imitation.fit_network import imitate
 from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine
 from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
@@ -159,12 +160,14 @@ def train(
     plain = EpisodeFactory(scenario)
     varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
     if recipe.imitation and resume is None:
-        makespan_s, schedule = find_schedule(plain, seed)
+        makespan_s, schedule = find_schedule(plain, seed, recipe.imitation)
         print(
             f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True
         )
-        stage = ColocationVecEnv(scenario, N_ENVS, recipe.gamma, seed=seed, variation=variation)
-        imitate(model, stage, schedule, seed)
+        stage = ColocationVecEnv(
+            scenario, recipe.imitation.n_envs, recipe.gamma, seed=seed, variation=variation
+        )
+        imitate(model, stage, schedule, seed, recipe.imitation)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     evaluation = Evaluation(plain, varied, recipe, folder)
     if resume is not None:
