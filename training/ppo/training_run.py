@@ -111,8 +111,38 @@ class LinearSchedule:
         self.left = recipe.steps / (recipe.steps + begun)
 
     def __call__(self, remaining: float) -> float:
-        """:param remaining: the part of all decisions that is still to come, from `left` to 0."""
+        """
+        The step size of an update.
+
+        :param remaining: the part of all decisions that is still to come, from `left` to 0; less
+            where the last rollout goes beyond what the recipe asks for
+        """
+        remaining = min(max(remaining, 0.0), self.left)
         return self.last + (self.first - self.last) * remaining / self.left
+
+
+def whole_rollouts(model: PPO, steps: int) -> int:
+    """How many decisions training for `steps` takes: as many as the rollouts that hold them."""
+    rollout = model.n_steps * model.n_envs
+    return -(-steps // rollout) * rollout
+
+
+def announce(model: PPO, steps: int, folder: Path, where: str = "") -> None:
+    """
+    Say on one line that training begins, how long it takes and where to watch it.
+
+    :param model: what is trained
+    :param steps: decisions that were asked for
+    :param folder: of the run
+    :param where: which machine it learns on, if that needs saying
+    """
+    decisions = whole_rollouts(model, steps)
+    rounded = "" if decisions == steps else f", whole rollouts ({steps} asked for)"
+    print(
+        f"training for {decisions} decisions{where}{rounded}; "
+        f"TensorBoard: tensorboard --logdir {folder}",
+        flush=True,
+    )
 
 
 def train(
@@ -169,15 +199,14 @@ def train(
         )
         imitate(model, stage, schedule, seed, recipe.imitation)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
-    evaluation = Evaluation(plain, varied, recipe, folder)
+    warm = recipe.imitation is not None or resume is not None
+    evaluation = Evaluation(plain, varied, recipe, folder, warm)
     if resume is not None:
         evaluation.keep(folder / "best.zip")
-    progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
+    decisions = whole_rollouts(model, recipe.steps)
+    progress = ProgressLine(evaluation, model.num_timesteps + decisions)
     try:
-        print(
-            f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
-            flush=True,
-        )
+        announce(model, recipe.steps, folder)
         model.learn(
             recipe.steps,
             callback=CallbackList([EpisodeLog(), evaluation, progress]),
@@ -187,7 +216,9 @@ def train(
         progress.close()
         evaluation.init_callback(model)
         print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
-    evaluation.evaluate()
+    last = evaluation.evaluate()
     model.logger.dump(model.num_timesteps)
-    assert evaluation.best is not None
-    return evaluation.best
+    best = evaluation.best or last
+    if best < last:
+        print(f"{folder / 'last.zip'} is worse than {folder / 'best.zip'}, which stays")
+    return best

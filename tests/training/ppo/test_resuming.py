@@ -10,9 +10,10 @@ from agents.checkpoint import CHECKPOINT_FOLDER, read_checkpoint
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo.masked_policy import parameters
-from training.ppo.training_run import resumed_model, train
+from training.ppo.training_run import LinearSchedule, resumed_model, train
 from training.recipe import load_recipe
 
+BEST = CHECKPOINT_FOLDER / "best.zip"
 SHIPPED = sorted(CHECKPOINT_FOLDER.glob("*.zip"))
 SMALL = load_recipe("default").model_copy(
     update={
@@ -72,3 +73,35 @@ def test_resuming_reads_nothing_that_could_be_a_pickle(tmp_path):
             half.writestr(name, whole.read(name) if ours else b"\x80\x04cos\nabort\n(tR.")
     expected, got = learning_state(resumed(SHIPPED[0])), learning_state(resumed(path))
     torch.testing.assert_close(list(got), list(expected), rtol=0.0, atol=0.0)
+
+
+def test_a_run_of_few_steps_says_that_it_takes_whole_rollouts(tmp_path, capsys):
+    """Its only update is as small as the recipe's last, so that the policy stays as good."""
+    short = SMALL.model_copy(update={"steps": 100, "learning_rate": 0.3})
+    train(load_scenario("cca-2025"), short, 1, tmp_path, resume=BEST)
+    steps = read_checkpoint(BEST).metadata["steps"] + 512
+    said = capsys.readouterr().out
+    assert "training for 512 decisions, whole rollouts (100 asked for)" in said
+    assert f"{steps}/{steps}" in said
+    last = read_checkpoint(tmp_path / "last.zip").metadata
+    assert last["steps"] == steps
+    assert last["evaluation"]["makespan_s"] < 600.0
+
+
+def test_what_is_resumed_stays_the_best_until_it_is_beaten(tmp_path, capsys):
+    """An update much too large makes a bad policy of it, which is said."""
+    large = SMALL.model_copy(update={"final_learning_rate": 0.3})
+    best = train(load_scenario("cca-2025"), large, 1, tmp_path, resume=BEST)
+    assert best.makespan_s < 600.0
+    assert "last.zip is worse than" in capsys.readouterr().out
+    kept, resumed = (read_checkpoint(path) for path in (tmp_path / "best.zip", BEST))
+    assert kept.metadata["steps"] == resumed.metadata["steps"]
+    assert (kept.layers[0][0] == resumed.layers[0][0]).all()
+
+
+def test_the_step_size_stays_between_its_ends():
+    recipe = SMALL.model_copy(update={"learning_rate": 0.1, "final_learning_rate": 0.01})
+    for begun in (0, 10_000):
+        step_size = LinearSchedule(recipe, begun)
+        assert step_size(1.0) == step_size(step_size.left) == pytest.approx(0.1)
+        assert step_size(0.0) == step_size(-64.5) == 0.01
