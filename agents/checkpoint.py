@@ -1,15 +1,17 @@
 """
 Reading a checkpoint without torch: arrays and JSON only, never unpickled.
 
-A checkpoint is a Stable-Baselines3 `.zip` with two more entries: the policy network's weights as
-plain arrays and a metadata file that says what they were trained for.
-`training.ppo.checkpoint_writing` writes it.
+A checkpoint is a Stable-Baselines3 `.zip` with three more entries: a metadata file that says what
+the policy was trained for, the policy network's weights, and what else training needs to go on, the
+last two as plain arrays. `training.ppo.checkpoint_writing` writes it.
 """
 
-import io
-import json
+import math
+import struct
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agents.array_archive import Arrays, read_arrays, read_json
 from env.action import edit_table
 from env.errors import InputError
 from env.observation import VERSION, feature_count
 from env.scenario import Scenario, profile_hash
 
+Layer = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Weight float32[out, in] and bias float32[out]."""
+
 FORMAT = 1
 METADATA_ENTRY = "coretide/metadata.json"
 WEIGHTS_ENTRY = "coretide/weights.npz"
+TRAINING_ENTRY = "coretide/training.npz"
 MAX_METADATA_BYTES = 1 << 20
-MAX_WEIGHTS_BYTES = 64 << 20
+MAX_ARRAY_BYTES = 64 << 20
+MAX_STEPS = 1 << 53
+
+REQUIRED_FIELDS = {
+    "format": int,
+    "observation_version": int,
+    "scenario": str,
+    "features": int,
+    "actions": list,
+    "job_work_s": dict,
+    "steps": int,
+}
+"""What metadata must say, and of which type."""
 
 CHECKPOINT_FOLDER = Path(__file__).resolve().parents[1] / "checkpoints"
 
@@ -37,12 +56,17 @@ class Checkpoint:
     A trained policy.
 
     :param metadata: scenario, observation version, actions, profile, evaluation figures
-    :param layers: (weight float32[out, in], bias float32[out]) of each layer, ReLU between them
+    :param layers: of the policy network, ReLU between them
     """
 
     path: Path
     metadata: dict[str, Any]
-    layers: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
+    layers: list[Layer]
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the policy's hidden layers; those of the value network are the same."""
+        return tuple(len(bias) for _, bias in self.layers[:-1])
 
     def require_scenario(self, scenario: Scenario) -> None:
         """
@@ -62,6 +86,8 @@ class Checkpoint:
                 f"{self.path}: made for {self.metadata['features']} features; scenario "
                 f"{scenario.name} has {feature_count(scenario)}"
             )
+        if set(self.metadata["job_work_s"]) != set(scenario.job_names):
+            raise InputError(f"{self.path}: its metadata lacks the work of jobs of {scenario.name}")
 
     def warn(self, scenario: Scenario) -> None:
         """
@@ -79,6 +105,31 @@ class Checkpoint:
                 for name, hash_ in (was, now)
             )
             print(f"coretide: {self.path}: trained for {trained}; this is {given}", file=sys.stderr)
+
+    def read_training_arrays(self) -> Arrays:
+        """
+        What training needs to go on, besides the policy.
+
+        :return: the value network's `value_weight_i` float32[out, in] and `value_bias_i`
+            float32[out]; of Adam, `adam_mean` and `adam_square` float32[n], the moments of all
+            weights and biases, those of the policy first, and `adam_steps` float32[]
+        :raises InputError: if the file does not hold them, or in other shapes
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for index, (weight, bias) in enumerate(self.layers):
+            n_outputs = len(bias) if index < len(self.layers) - 1 else 1
+            shapes[f"value_weight_{index}"] = (n_outputs, weight.shape[1])
+            shapes[f"value_bias_{index}"] = (n_outputs,)
+        of_policy = sum(weight.size + bias.size for weight, bias in self.layers)
+        moments = (of_policy + sum(math.prod(shape) for shape in shapes.values()),)
+        shapes |= {"adam_mean": moments, "adam_square": moments, "adam_steps": ()}
+        with _opened(self.path) as archive:
+            arrays = read_arrays(archive, TRAINING_ENTRY, MAX_ARRAY_BYTES)
+        if {name: array.shape for name, array in arrays.items()} != shapes:
+            raise InputError(f"{self.path}: {TRAINING_ENTRY} does not fit its policy network")
+        if min(arrays["adam_square"].min(), arrays["adam_steps"]) < 0.0:
+            raise InputError(f"{self.path}: {TRAINING_ENTRY} is no state of Adam")
+        return arrays
 
 
 def find_checkpoint(name: str | Path) -> Path:
@@ -98,50 +149,52 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
         or of another version
     """
     path = find_checkpoint(name)
+    with _opened(path) as archive:
+        metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
+        arrays = read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
+    _check_metadata(path, metadata)
+    layers = [
+        (arrays.get(f"weight_{index}"), arrays.get(f"bias_{index}"))
+        for index in range((len(arrays) + 1) // 2)
+    ]
+    return Checkpoint(path, metadata, _fitting(path, metadata, layers))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The zip file at `path`; whatever is wrong with it becomes an `InputError`."""
     try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "not a file"
+            raise InputError(f"{path}: is {kind}; a checkpoint is a .zip file")
         with zipfile.ZipFile(path) as archive:
-            metadata = json.loads(_entry(archive, METADATA_ENTRY, MAX_METADATA_BYTES))
-            arrays = np.load(
-                io.BytesIO(_entry(archive, WEIGHTS_ENTRY, MAX_WEIGHTS_BYTES)), allow_pickle=False
-            )
-            layers = [
-                (arrays[f"weight_{index}"], arrays[f"bias_{index}"])
-                for index in range(len(arrays.files) // 2)
-            ]
+            yield archive
+    except InputError:
+        raise
     except FileNotFoundError as error:
         known = ", ".join(sorted(path.name for path in CHECKPOINT_FOLDER.glob("*.zip")))
         raise InputError(
-            f"{name}: no such checkpoint; give a .zip file or one of: {known}"
+            f"{path}: no such checkpoint; give a .zip file or one of: {known}"
         ) from error
-    except IsADirectoryError as error:
-        raise InputError(f"{path}: is a folder; a checkpoint is a .zip file") from error
     except KeyError as error:
+        entries = (METADATA_ENTRY, WEIGHTS_ENTRY, TRAINING_ENTRY)
+        lacking = ", ".join(entry for entry in entries if entry in str(error)) or "an entry"
         raise InputError(
-            f"{path}: not a coretide checkpoint, or a truncated one (it lacks {error.args[0]})"
+            f"{path}: not a coretide checkpoint, or a truncated one (it lacks {lacking})"
         ) from error
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError, struct.error) as error:
         raise InputError(
             f"{path}: not a complete checkpoint file (truncated or damaged)"
         ) from error
-    _check(path, metadata, layers)
-    return Checkpoint(path, metadata, layers)
 
 
-def _entry(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
-    if name not in archive.namelist():
-        raise KeyError(name)
-    size = archive.getinfo(name).file_size
-    if size > limit:
-        raise InputError(f"{archive.filename}: {name} has {size} bytes; allowed are {limit}")
-    return archive.read(name)
-
-
-def _check(path: Path, metadata: Any, layers: list[tuple[Any, Any]]) -> None:
-    wanted = ("format", "observation_version", "scenario", "features", "actions", "job_work_s")
-    if not isinstance(metadata, dict) or any(name not in metadata for name in wanted):
+def _check_metadata(path: Path, metadata: Any) -> None:
+    """Make sure that metadata is of this version and that each field is what it should be."""
+    if not isinstance(metadata, dict) or not metadata.keys() >= REQUIRED_FIELDS.keys():
         raise InputError(f"{path}: not a coretide checkpoint (its metadata lacks fields)")
+    for name, kind in REQUIRED_FIELDS.items():
+        if type(metadata[name]) is not kind:
+            raise InputError(f"{path}: its metadata's {name} is not of type {kind.__name__}")
     if metadata["format"] != FORMAT:
         raise InputError(f"{path}: format {metadata['format']}; this version reads {FORMAT}")
     if metadata["observation_version"] != VERSION:
@@ -149,10 +202,26 @@ def _check(path: Path, metadata: Any, layers: list[tuple[Any, Any]]) -> None:
             f"{path}: made for observation version {metadata['observation_version']}; "
             f"this version has {VERSION}"
         )
+    profile = metadata.get("profile", {})
+    texts = [metadata["scenario"], profile.get("hash", "") if isinstance(profile, dict) else None]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise InputError(f"{path}: its metadata's scenario or profile is not a plain name")
+    work = metadata["job_work_s"].values()
+    if not all(type(one) in (int, float) and 0.0 < one < math.inf for one in work):
+        raise InputError(f"{path}: its metadata's job_work_s are not seconds")
+    if not 0 <= metadata["steps"] < MAX_STEPS:
+        raise InputError(f"{path}: its metadata's steps are not a number of decisions")
+
+
+def _fitting(path: Path, metadata: dict[str, Any], layers: list[tuple[Any, Any]]) -> list[Layer]:
+    """The layers, if they lead from the features to the actions."""
     width = metadata["features"]
     for weight, bias in layers:
-        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
+        shapes = [None if array is None else array.shape for array in (weight, bias)]
+        n_outputs = 0 if bias is None else bias.size
+        if shapes != [(n_outputs, width), (n_outputs,)]:
             raise InputError(f"{path}: layers of shapes that do not fit together")
-        width = weight.shape[0]
+        width = n_outputs
     if not layers or width != len(metadata["actions"]):
         raise InputError(f"{path}: its network does not end in one output per action")
+    return layers

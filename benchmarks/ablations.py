@@ -35,12 +35,14 @@ from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
 from training.evaluation.schedule_search import Schedule
-from training.imitation.imitate import N_ENVS, find_schedule, imitate
-from training.ppo.checkpoint_writing import network_of, policy_layers
+from training.imitation.expert import find_schedule
+from training.imitation.fit_network import imitate
+from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
+from training.ppo.masked_policy import linear_layers
 from training.ppo.selection import Actor, run_selection, score
 from training.ppo.training_run import new_model, variation_of
-from training.recipe import Recipe, load_recipe
+from training.recipe import Imitation, Recipe, load_recipe
 
 VARIANTS = (
     "full",
@@ -85,7 +87,7 @@ class AblatedVecEnv(ColocationVecEnv):
 def ablated(recipe: Recipe, variant: str) -> Recipe:
     """A recipe without one part, where the part is the recipe's."""
     changes: dict[str, dict[str, Any]] = {
-        "no-imitation": {"imitation": False},
+        "no-imitation": {"imitation": None},
         "no-probe": {"unprobed": 1.0},
         "no-randomisation": dict.fromkeys(("interval_s", "least_load", "most_load"))
         | {"physics": 0.0, "error": 0.0},
@@ -104,9 +106,9 @@ def scenario_without(variant: str) -> Scenario:
 
 
 @cache
-def schedule_for(scenario: Scenario, seed: int) -> Schedule:
+def schedule_for(scenario: Scenario, seed: int, imitation: Imitation) -> Schedule:
     """What is imitated; the same for all variants of a scenario."""
-    return find_schedule(EpisodeFactory(scenario), seed)[1]
+    return find_schedule(EpisodeFactory(scenario), seed, imitation)[1]
 
 
 def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario, PPO]:
@@ -132,11 +134,14 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
 
     model = new_model(recipe, environments(recipe.n_envs, torch.get_num_threads()), seed, FastPPO)
     if recipe.imitation:
-        imitate(model, environments(N_ENVS, 1), schedule_for(scenario, seed), seed)
+        stage = environments(recipe.imitation.n_envs, 1)
+        schedule = schedule_for(scenario, seed, recipe.imitation)
+        imitate(model, stage, schedule, seed, recipe.imitation)
     model.learn(steps)
     if variant == "no-history":  # it never saw them
         with torch.no_grad():
-            policy_layers(model)[0].weight[:, list(MEMORY)] = 0.0
+            actor, _ = linear_layers(model.policy)
+            actor[0].weight[:, list(MEMORY)] = 0.0
     return scenario, model
 
 

@@ -302,11 +302,10 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     """
     from stable_baselines3.common.callbacks import BaseCallback
 
-    from agents.ppo.network import MaskedNetwork
     from env.scenario import load_scenario
     from env.simulator.machine import EpisodeFactory
     from env.simulator.vector_env import ColocationVecEnv
-    from training.ppo.checkpoint_writing import policy_layers
+    from training.ppo.checkpoint_writing import network_of
     from training.ppo.selection import run_selection, score
     from training.ppo.training_run import new_model
     from training.recipe import load_recipe
@@ -337,9 +336,8 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     began = time.perf_counter()
     model.learn(steps, callback=Record())
     seconds = time.perf_counter() - began
-    layers = [(m.weight.detach().numpy(), m.bias.detach().numpy()) for m in policy_layers(model)]
     factory, episodes = EpisodeFactory(scenario), recipe.selection_episodes
-    result = score(run_selection(MaskedNetwork(layers), factory, episodes), [])
+    result = score(run_selection(network_of(model), factory, episodes), [])
     final = {"makespan_s": result.makespan_s, "violation_ratio": result.violation_ratio}
     return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
 

@@ -13,6 +13,40 @@ Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 RECIPE_FOLDER = Path(__file__).parent / "hyperparameters"
 
 
+class Imitation(BaseModel):
+    """
+    How the network imitates an expert before it learns from reward (`training.imitation`).
+
+    :param search_traces: number of training traces that the expert's schedule is searched on
+    :param search_evaluations: schedules that the search tries
+    :param release: share of the schedule's load threshold below which the expert takes vCPUs from
+        memcached again
+    :param unprobed: factor on that threshold where no probe shows whether the SLO holds. 0.65:
+        room for one vCPU, and for what a second one adds, that both serve 20 % less than the
+        profile says
+    :param n_envs: simulated machines in parallel; on half of them the network plays
+    :param n_steps: decisions of each machine in one round, somewhat more than an episode
+    :param random_edits: how often a random edit is taken instead of the expert's, on the other half
+    :param epochs: passes over all demonstrations so far, in each round; from the second round on
+        the network plays
+    :param batch_size: decisions in one minibatch
+    :param learning_rate: Adam's step size at the start of a round; falls linearly to 0
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    search_traces: PositiveInt
+    search_evaluations: Annotated[int, Field(ge=3)]
+    release: Fraction
+    unprobed: Fraction
+    n_envs: Annotated[int, Field(ge=2)]
+    n_steps: PositiveInt
+    random_edits: Annotated[float, Field(ge=0.0, le=1.0)]
+    epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+
+
 class Recipe(BaseModel):
     """
     How to train.
@@ -38,7 +72,7 @@ class Recipe(BaseModel):
     :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
-    :param imitation: whether to begin by imitating a good schedule (`training.imitation.imitate`)
+    :param imitation: how to begin by imitating an expert; none to learn from reward alone
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
     """
@@ -65,7 +99,7 @@ class Recipe(BaseModel):
     interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
     most_load: tuple[Fraction, Fraction] | None = None
-    imitation: bool = False
+    imitation: Imitation | None = None
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
 
@@ -93,5 +127,6 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     except yaml.YAMLError as error:
         raise InputError(yaml_message(path, error)) from error
     except ValidationError as error:
-        allowed = f"; allowed are {', '.join(Recipe.model_fields)}"
+        fields, nested = ", ".join(Recipe.model_fields), ", ".join(Imitation.model_fields)
+        allowed = f"; allowed are {fields}, and in imitation {nested}"
         raise InputError(validation_message(path, error, allowed)) from error

@@ -69,6 +69,8 @@ class Evaluation(BaseCallback):
     :param varied: the same with drawn physics and intervals, or None if the recipe draws none
     :param recipe: how often, and on how many traces
     :param folder: the run's folder
+    :param warm: whether the policy has learned before this run's first update (by imitation, or in
+        the run that is resumed), so that it may be the best already
     """
 
     def __init__(
@@ -77,11 +79,13 @@ class Evaluation(BaseCallback):
         varied: EpisodeFactory | None,
         recipe: Recipe,
         folder: Path,
+        warm: bool,
     ):
         super().__init__()
         self.factory, self.varied = factory, varied
         self.recipe = recipe
         self.folder = folder
+        self.warm = warm
         self.best: Score | None = None
         self._due = 0
 
@@ -91,9 +95,7 @@ class Evaluation(BaseCallback):
         return self.model
 
     def _on_training_start(self) -> None:
-        # What imitation has taught may be the best already.
-        first = 0 if self.recipe.imitation else self.recipe.evaluate_every
-        self._due = self.num_timesteps + first
+        self._due = self.num_timesteps + (0 if self.warm else self.recipe.evaluate_every)
 
     def _on_step(self) -> bool:
         return True
@@ -114,9 +116,9 @@ class Evaluation(BaseCallback):
         if path.is_file():
             checkpoint = read_checkpoint(path)
             checkpoint.require_scenario(self.factory.scenario)
-            self.best, _ = self._slo_monitor(MaskedNetwork(checkpoint.layers))
+            self.best, _ = self._score(MaskedNetwork(checkpoint.layers))
 
-    def _slo_monitor(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
+    def _score(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
         """A policy's score, and its episodes on the profile's physics."""
         episodes = self.recipe.selection_episodes
         summaries = run_selection(actor, self.factory, episodes)
@@ -125,7 +127,7 @@ class Evaluation(BaseCallback):
 
     def evaluate(self) -> Score:
         """Score the policy as it is now and save it."""
-        result, summaries = self._slo_monitor(network_of(self._ppo))
+        result, summaries = self._score(network_of(self._ppo))
         for name in ("makespan_s", "violation_ratio", "varied_violation_ratio", "completed"):
             self.logger.record(f"selection/{name}", getattr(result, name))
         self.logger.record(

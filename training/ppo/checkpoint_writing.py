@@ -9,31 +9,23 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
-from torch import nn
 
-from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
+from agents.array_archive import Arrays
+from agents.checkpoint import FORMAT, METADATA_ENTRY, TRAINING_ENTRY, WEIGHTS_ENTRY
 from agents.ppo.network import MaskedNetwork
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.physics.jobs import WORK_S
 from env.scenario import Scenario
 from env.simulator.profile import Profile
-
-
-def policy_layers(model: PPO) -> list[nn.Linear]:
-    """The linear layers from the features to the action logits."""
-    hidden = [
-        layer for layer in model.policy.mlp_extractor.policy_net if isinstance(layer, nn.Linear)
-    ]
-    last = model.policy.action_net
-    assert isinstance(last, nn.Linear)
-    return [*hidden, last]
+from training.ppo.masked_policy import linear_layers
+from training.ppo.training_state import layer_arrays, training_arrays
 
 
 def network_of(model: PPO) -> MaskedNetwork:
     """The policy as the live agent will run it."""
-    layers = policy_layers(model)
-    return MaskedNetwork([(x.weight.detach().numpy(), x.bias.detach().numpy()) for x in layers])
+    actor, _ = linear_layers(model.policy)
+    return MaskedNetwork([(x.weight.detach().numpy(), x.bias.detach().numpy()) for x in actor])
 
 
 def describe(
@@ -73,20 +65,16 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
     :param metadata: see `describe`
     :raises OSError: if it cannot be written; what was there before is untouched
     """
-    arrays = {}
-    for index, layer in enumerate(policy_layers(model)):
-        arrays[f"weight_{index}"] = layer.weight.detach().cpu().numpy()
-        arrays[f"bias_{index}"] = layer.bias.detach().cpu().numpy()
-    weights = io.BytesIO()
-    np.savez(weights, allow_pickle=False, **arrays)
+    actor, _ = linear_layers(model.policy)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w+b") as file:
-            model.save(file)
+            model.save(file, exclude=("_last_obs", "_last_episode_starts"))  # 1 MB, never read
             with zipfile.ZipFile(file, "a") as archive:
                 archive.writestr(METADATA_ENTRY, json.dumps(metadata, indent=1))
-                archive.writestr(WEIGHTS_ENTRY, weights.getvalue())
+                archive.writestr(WEIGHTS_ENTRY, _npz(layer_arrays(actor)))
+                archive.writestr(TRAINING_ENTRY, _npz(training_arrays(model)))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -97,3 +85,10 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _npz(arrays: Arrays) -> bytes:
+    """The content of a `.npz` file."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()

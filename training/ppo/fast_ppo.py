@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from env.simulator.thread_pool import ThreadPool
 from training.ppo.loss_kernels import STATISTICS, draw_actions, loss_gradient, relu_gradient
-from training.ppo.masked_policy import MaskedActorCriticPolicy
+from training.ppo.masked_policy import MaskedActorCriticPolicy, linear_layers, parameters
 
 ROWS_AT_ONCE = 1024
 """Decisions that a thread takes through the networks at once; more would leave its core's cache."""
@@ -106,23 +106,6 @@ class ActorCritic:
         self.critic.backward(by_values, gradients[self._of_actor :])
 
 
-def parameters(policy: MaskedActorCriticPolicy) -> list[nn.Parameter]:
-    """Weights and biases of a policy's actor and critic, layer by layer."""
-    actor, critic = linear_layers(policy)
-    return [p for layer in actor + critic for p in layer.parameters()]
-
-
-def linear_layers(policy: MaskedActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
-    """The layers of a policy's actor and critic."""
-    extractor = policy.mlp_extractor
-    towers = (
-        [*extractor.policy_net, policy.action_net],
-        [*extractor.value_net, policy.value_net],
-    )
-    actor, critic = ([m for m in tower if isinstance(m, nn.Linear)] for tower in towers)
-    return actor, critic
-
-
 # --- the algorithm ------------------------------------------------------------------------------
 
 
@@ -191,9 +174,9 @@ class FastPPO(PPO):
         if buffer.generator_ready:  # somebody has flattened the arrays
             buffer.reset()
         buffer.pos, buffer.full = 0, False
-        crew = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
-        piece = min(ROWS_AT_ONCE, -(-env.num_envs // crew.size))
+        pool = ThreadPool(torch.get_num_threads(), one_core)
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
+        piece = min(ROWS_AT_ONCE, -(-env.num_envs // pool.size))
         pieces = [slice(b, b + piece) for b in range(0, env.num_envs, piece)]
 
         def decide(some: slice) -> None:
@@ -216,7 +199,7 @@ class FastPPO(PPO):
         with one_core_each():
             for n_steps in range(n_rollout_steps):
                 luck = torch.rand(env.num_envs).numpy()
-                crew.share(decide, pieces)
+                pool.share(decide, pieces)
                 actions = buffer.actions[n_steps, :, 0]
                 new_obs, rewards, dones, infos = env.step(actions)
                 self.num_timesteps += env.num_envs
@@ -256,8 +239,8 @@ class FastPPO(PPO):
         decisions = torch.from_numpy(np.stack([c.ravel() for c in columns], 1, dtype=np.float32))
         advantages = decisions[:, 2]
 
-        crew = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(crew.size)]
+        pool = ThreadPool(torch.get_num_threads(), one_core)
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
         # Each piece of a minibatch has a gradient of its own: sums do not depend on the threads.
         trained = parameters(self.policy)
         sizes = [p.numel() for p in trained]
@@ -307,7 +290,7 @@ class FastPPO(PPO):
                         np.float32,
                     )
                     pieces = list(enumerate(rows.split(ROWS_AT_ONCE)))
-                    crew.share(differentiate, pieces)
+                    pool.share(differentiate, pieces)
                     statistics.append(sums[: len(pieces)].sum(axis=0))
                     approx_kl = statistics[-1][STATISTICS.index("approx_kl")]
                     if self.target_kl is not None and approx_kl > 1.5 * self.target_kl:

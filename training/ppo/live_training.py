@@ -22,7 +22,7 @@ from env.scenario import Scenario, load_scenario
 from env.simulator.profile import load_profile
 from training.ppo.callbacks import EpisodeLog
 from training.ppo.checkpoint_writing import describe, save_checkpoint
-from training.ppo.training_run import new_model, resumed_model
+from training.ppo.training_run import announce, new_model, resumed_model
 from training.recipe import Recipe
 
 RECENT = 20
@@ -110,11 +110,7 @@ def train_live(
     record = LiveRecord(scenario, recipe, folder)
     warm_up(model)
     try:
-        print(
-            f"training for {recipe.steps} decisions on this machine; TensorBoard: "
-            f"tensorboard --logdir {folder}",
-            flush=True,
-        )
+        announce(model, recipe.steps, folder, " on this machine")
         model.learn(
             recipe.steps,
             callback=CallbackList([EpisodeLog(), record]),

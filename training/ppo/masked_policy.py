@@ -13,6 +13,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import nn
 
 from training.ppo.adam import Adam
 from training.ppo.loss_kernels import (
@@ -84,7 +85,7 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
         kwargs["features_extractor_kwargs"] = {"n_actions": int(action_space.n)}
         kwargs["optimizer_class"] = Adam
         super().__init__(observation_space, action_space, *args, **kwargs)
-        assert isinstance(self.action_net, torch.nn.Linear)
+        assert isinstance(self.action_net, nn.Linear)
         with torch.no_grad():
             self.action_net.bias[0] = KEEP_BIAS
 
@@ -121,3 +122,20 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
         legal = obs[:, self.features_dim :] > 0.5
         logits = torch.where(legal, logits, ILLEGAL_LOGIT)
         return self.action_dist.proba_distribution(action_logits=logits)
+
+
+def linear_layers(policy: ActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
+    """The layers of a policy's actor and critic."""
+    extractor = policy.mlp_extractor
+    towers = (
+        [*extractor.policy_net, policy.action_net],
+        [*extractor.value_net, policy.value_net],
+    )
+    actor, critic = ([m for m in tower if isinstance(m, nn.Linear)] for tower in towers)
+    return actor, critic
+
+
+def parameters(policy: ActorCriticPolicy) -> list[nn.Parameter]:
+    """Weights and biases of a policy's actor and critic, layer by layer."""
+    actor, critic = linear_layers(policy)
+    return [p for layer in actor + critic for p in layer.parameters()]

@@ -71,12 +71,12 @@ def run_selection(actor: Actor, factory: EpisodeFactory, episodes: int) -> list[
     summaries: list[dict[str, Any]] = [{}] * episodes
     while len(going):
         # Ended episodes leave the batch; what remains is stepped as one array.
-        batch, looks = hosts[going], observations[going]
+        batch, observed = hosts[going], observations[going]
         kernel.step_batch(
-            batch, rows, targets[going], actor.act(looks), 1.0,
-            terms[: len(going)], rewards[: len(going)], ended[: len(going)], looks,
+            batch, rows, targets[going], actor.act(observed), 1.0,
+            terms[: len(going)], rewards[: len(going)], ended[: len(going)], observed,
         )  # fmt: skip
-        hosts[going], observations[going] = batch, looks
+        hosts[going], observations[going] = batch, observed
         for position in np.flatnonzero(ended[: len(going)]):
             summaries[going[position]] = episode_summary(hosts[going[position]], factory.scenario)
         going = going[ended[: len(going)] == 0]
@@ -85,7 +85,7 @@ def run_selection(actor: Actor, factory: EpisodeFactory, episodes: int) -> list[
 
 def score(summaries: list[dict[str, Any]], varied: list[dict[str, Any]]) -> Score:
     """
-    SloMonitor the episodes of one policy.
+    The score of a policy from its episodes.
 
     :param summaries: with the profile's physics
     :param varied: with drawn physics and intervals; empty if the recipe draws none

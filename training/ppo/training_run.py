@@ -1,7 +1,6 @@
 """One training run of PPO in the simulator, from recipe to best checkpoint."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from stable_baselines3 import PPO
@@ -14,17 +13,19 @@ from agents.checkpoint import Checkpoint, read_checkpoint
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
-from training.imitation.imitate import N_ENVS, find_schedule, imitate
+from training.imitation.expert import find_schedule
+from training.imitation.fit_network import imitate
 from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine
 from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.selection import Score
+from training.ppo.training_state import restore
 from training.recipe import Recipe
 
-HYPERPARAMETERS = (
+SHARED_WITH_PPO = (
     "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
 )  # fmt: skip
-"""What PPO takes from the recipe as it stands there."""
+"""Fields of a recipe that are arguments of PPO, too."""
 
 
 def new_model(
@@ -33,6 +34,7 @@ def new_model(
     seed: int,
     algorithm: type[PPO] = PPO,
     policy: type[ActorCriticPolicy] = MaskedActorCriticPolicy,
+    begun: int = 0,
 ) -> PPO:
     """
     A fresh model.
@@ -42,6 +44,7 @@ def new_model(
     :param seed: of weights and action sampling
     :param algorithm: stock PPO, or a faster class with the same interface
     :param policy: the actor-critic; the masked one unless an experiment wants another
+    :param begun: decisions before this run, if it goes on from another
     """
     return algorithm(
         policy,
@@ -50,7 +53,8 @@ def new_model(
         policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
         device="cpu",
         seed=seed,
-        **_hyperparameters(recipe),
+        learning_rate=LinearSchedule(recipe, begun),
+        **{name: getattr(recipe, name) for name in SHARED_WITH_PPO},
     )
 
 
@@ -67,23 +71,18 @@ def resumed_model(
     It learns as the recipe says, not as it has learned so far, and its first episodes are new ones.
 
     :param checkpoint: what to go on from
-    :param recipe: hyperparameters
+    :param recipe: hyperparameters; the widths of the layers are the checkpoint's
     :param environments: what it learns on
     :param seed: of action sampling and, with the decisions so far, of the environments
     :param algorithm: stock PPO, or a faster class with the same interface
+    :raises InputError: if the checkpoint cannot be trained further
     """
-    # Stable-Baselines3 counts what is left in parts of all decisions, those before included.
-    left = recipe.steps / (recipe.steps + checkpoint.metadata["steps"])
-    model = algorithm.load(
-        checkpoint.path, environments, "cpu", seed=seed, **_hyperparameters(recipe, left)
-    )
+    same_layers = recipe.model_copy(update={"hidden": checkpoint.hidden})
+    begun = checkpoint.metadata["steps"]
+    model = new_model(same_layers, environments, seed, algorithm, begun=begun)
+    restore(model, checkpoint)
     environments.seed(seed + model.num_timesteps)
     return model
-
-
-def _hyperparameters(recipe: Recipe, left: float = 1.0) -> dict[str, Any]:
-    same = {name: getattr(recipe, name) for name in HYPERPARAMETERS}
-    return {"learning_rate": LinearSchedule(recipe, left), **same}
 
 
 def variation_of(recipe: Recipe) -> Variation:
@@ -104,16 +103,46 @@ class LinearSchedule:
     Adam's step size, falling linearly over the run; a class, so that it can be pickled.
 
     :param recipe: the step size at both ends
-    :param left: what `remaining` is where the run begins; less than 1 if it goes on from another
+    :param begun: decisions before this run; Stable-Baselines3 counts them in what remains
     """
 
-    def __init__(self, recipe: Recipe, left: float = 1.0):
+    def __init__(self, recipe: Recipe, begun: int = 0):
         self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
-        self.left = left
+        self.left = recipe.steps / (recipe.steps + begun)
 
     def __call__(self, remaining: float) -> float:
-        """:param remaining: the part of all decisions that is still to come, `left` to 0."""
+        """
+        The step size of an update.
+
+        :param remaining: the part of all decisions that is still to come, from `left` to 0; less
+            where the last rollout goes beyond what the recipe asks for
+        """
+        remaining = min(max(remaining, 0.0), self.left)
         return self.last + (self.first - self.last) * remaining / self.left
+
+
+def whole_rollouts(model: PPO, steps: int) -> int:
+    """How many decisions training for `steps` takes: as many as the rollouts that hold them."""
+    rollout = model.n_steps * model.n_envs
+    return -(-steps // rollout) * rollout
+
+
+def announce(model: PPO, steps: int, folder: Path, where: str = "") -> None:
+    """
+    Say on one line that training begins, how long it takes and where to watch it.
+
+    :param model: what is trained
+    :param steps: decisions that were asked for
+    :param folder: of the run
+    :param where: which machine it learns on, if that needs saying
+    """
+    decisions = whole_rollouts(model, steps)
+    rounded = "" if decisions == steps else f", whole rollouts ({steps} asked for)"
+    print(
+        f"training for {decisions} decisions{where}{rounded}; "
+        f"TensorBoard: tensorboard --logdir {folder}",
+        flush=True,
+    )
 
 
 def train(
@@ -161,22 +190,23 @@ def train(
     plain = EpisodeFactory(scenario)
     varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
     if recipe.imitation and resume is None:
-        makespan_s, schedule = find_schedule(plain, seed)
+        makespan_s, schedule = find_schedule(plain, seed, recipe.imitation)
         print(
             f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True
         )
-        stage = ColocationVecEnv(scenario, N_ENVS, recipe.gamma, seed=seed, variation=variation)
-        imitate(model, stage, schedule, seed)
+        stage = ColocationVecEnv(
+            scenario, recipe.imitation.n_envs, recipe.gamma, seed=seed, variation=variation
+        )
+        imitate(model, stage, schedule, seed, recipe.imitation)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
-    evaluation = Evaluation(plain, varied, recipe, folder)
+    warm = recipe.imitation is not None or resume is not None
+    evaluation = Evaluation(plain, varied, recipe, folder, warm)
     if resume is not None:
         evaluation.keep(folder / "best.zip")
-    progress = ProgressLine(evaluation, model.num_timesteps + recipe.steps)
+    decisions = whole_rollouts(model, recipe.steps)
+    progress = ProgressLine(evaluation, model.num_timesteps + decisions)
     try:
-        print(
-            f"training for {recipe.steps} decisions; TensorBoard: tensorboard --logdir {folder}",
-            flush=True,
-        )
+        announce(model, recipe.steps, folder)
         model.learn(
             recipe.steps,
             callback=CallbackList([EpisodeLog(), evaluation, progress]),
@@ -186,7 +216,9 @@ def train(
         progress.close()
         evaluation.init_callback(model)
         print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
-    evaluation.evaluate()
+    last = evaluation.evaluate()
     model.logger.dump(model.num_timesteps)
-    assert evaluation.best is not None
-    return evaluation.best
+    best = evaluation.best or last
+    if best < last:
+        print(f"{folder / 'last.zip'} is worse than {folder / 'best.zip'}, which stays")
+    return best

@@ -8,11 +8,16 @@ from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import load_profile
 from env.simulator.vector_env import ColocationVecEnv
-from training.imitation import imitate as imitation
-from training.imitation.imitate import Demonstrations, find_schedule, imitate
+from training.imitation.demonstrations import Demonstrations
+from training.imitation.expert import find_schedule
+from training.imitation.fit_network import imitate
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
+
+SMALL = load_recipe("best").imitation.model_copy(
+    update={"search_evaluations": 300, "search_traces": 3, "epochs": (4, 24), "batch_size": 1024}
+)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["sharing", "no sharing"])
@@ -20,18 +25,10 @@ def scenario(request):
     return load_scenario("cca-2025").with_changes(regulation={"share_service_cores": request.param})
 
 
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(imitation, "SEARCH_EVALUATIONS", 300)
-    monkeypatch.setattr(imitation, "SEARCH_TRACES", 3)
-    monkeypatch.setattr(imitation, "N_STEPS", 1500)
-    monkeypatch.setattr(imitation, "BATCH_SIZE", 1024)
-
-
 def demonstrate(environments, schedule, rng):
-    demonstrations = Demonstrations(environments, 1)
-    demonstrations.teach(schedule, rng)
-    return demonstrations.read()
+    demonstrations = Demonstrations(environments, SMALL)
+    demonstrations.demonstrate(schedule, rng)
+    return demonstrations.dataset()
 
 
 def stage(scenario):
@@ -39,8 +36,8 @@ def stage(scenario):
     return ColocationVecEnv(scenario, 32, gamma=1.0, seed=3, variation=variation)
 
 
-def test_the_experts_edits_are_legal_and_get_the_jobs_done(small, scenario):
-    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+def test_the_experts_edits_are_legal_and_get_the_jobs_done(scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1, imitation=SMALL)
     environments = stage(scenario)
     observations, edits, returns = demonstrate(environments, schedule, np.random.default_rng(0))
     legal = observations[:, observations.shape[1] - len(environments.factory.table) :]
@@ -49,8 +46,8 @@ def test_the_experts_edits_are_legal_and_get_the_jobs_done(small, scenario):
     assert 0.2 * len(returns) < len(known) < len(returns)
 
 
-def test_a_model_learns_what_the_expert_does(small, scenario):
-    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+def test_a_model_learns_what_the_expert_does(scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1, imitation=SMALL)
     model = new_model(load_recipe("default"), stage(scenario), 0, FastPPO)
     observations, edits, returns = demonstrate(stage(scenario), schedule, np.random.default_rng(7))
     seen, known = torch.from_numpy(observations), ~np.isnan(returns)
@@ -64,7 +61,7 @@ def test_a_model_learns_what_the_expert_does(small, scenario):
         return agreed[changing].mean(), np.abs(values - returns)[known].mean()
 
     before = agreement_and_value_error()
-    imitate(model, stage(scenario), schedule, seed=5, epochs=(4, 24))
+    imitate(model, stage(scenario), schedule, seed=5, imitation=SMALL)
     agreement, error = agreement_and_value_error()
     assert agreement > max(0.5, 2.0 * before[0])
     assert error < 0.9 * before[1]
@@ -77,19 +74,19 @@ class Idler:
         return np.zeros(len(observations), np.int64), None
 
 
-def test_the_expert_says_what_a_student_who_plays_should_have_done(small, scenario):
-    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+def test_the_expert_says_what_a_student_who_plays_should_have_done(scenario):
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1, imitation=SMALL)
     environments = ColocationVecEnv(scenario, 32, gamma=1.0, seed=3, staggered=False)
-    demonstrations = Demonstrations(environments, 1)
-    demonstrations.teach(schedule, np.random.default_rng(0), Idler())
+    demonstrations = Demonstrations(environments, SMALL)
+    demonstrations.demonstrate(schedule, np.random.default_rng(0), Idler())
     states = environments.hosts["state"]
     assert (states[:16] != PENDING).any() and (states[16:] == PENDING).all()
-    edits = demonstrations.read()[1].reshape(-1, 32)[:, 16:]
+    edits = demonstrations.dataset()[1].reshape(-1, 32)[:, 16:]
     kinds = environments.factory.table.rows[edits, KIND]
     assert (kinds != KEEP).all() and (kinds == START).any()
 
 
-def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothing(small):
+def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothing():
     """Two vCPUs that serve less than the load: nothing that keeps to them holds the SLO."""
     scenario = load_scenario("cca-2025")
     profile = load_profile("cca-2025")
@@ -99,7 +96,7 @@ def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothin
         for name, known in profile.service.items()
     }
     profile = profile.model_copy(update={"service": service, "hash": ""})
-    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1)
+    _, schedule = find_schedule(EpisodeFactory(scenario), seed=1, imitation=SMALL)
     violated = {}
     for sets in ("refuge", "overflow"):
         service_part = {"overflow_cores": []} if sets == "refuge" else {}

@@ -227,12 +227,22 @@ def test_our_adam_is_torchs():
         torch.testing.assert_close(ours, theirs)
 
 
+BEST = (RECIPE_FOLDER / "best.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda text: text.replace("[64, 64]", "[64, 64"), "mine.yaml: not valid YAML at line"),
         (lambda text: text + "most_load: [0.5, 1.5]\n", "most_load.1: .*less than or equal to 1"),
         (lambda text: "", "mine.yaml: .*must be a mapping; allowed are steps, "),
+        (lambda text: text + "imitation: true\n", "mine.yaml: imitation: must be a mapping"),
+        (
+            lambda text: text + "imitation: {calm: 1}\n",
+            "unknown field; .* in imitation search_traces,",
+        ),
+        (lambda text: BEST.replace("[4, 4, 8]", "[]"), "imitation.epochs: .*at least 1 item"),
+        (lambda text: BEST.replace("unprobed: 0.65", "unprobed: 1.5"), "imitation.unprobed: "),
     ],
 )
 def test_a_recipe_that_is_none_is_named_in_one_line(change, says, tmp_path):

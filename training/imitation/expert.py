@@ -1,0 +1,138 @@
+"""
+The expert: it follows one good schedule, edit by edit, from any state on any machine.
+
+The schedule comes from a search over training traces (`training.evaluation.schedule_search`). The
+expert follows it on hosts of every kind the recipe asks for, and from states that the schedule
+would not have led to, too.
+"""
+
+import numpy as np
+
+from env import action
+from env.codes import BACKGROUND, DONE, KEEP, NORMAL, PENDING, PLACE, SERVICE, START
+from env.observation import WORST
+from env.physics.compiled import compiled
+from env.simulator.load import trace_seeds
+from env.simulator.machine import EpisodeFactory
+from training.evaluation.episodes import EpisodeStart
+from training.evaluation.schedule_search import (
+    AFTER,
+    CORES,
+    LATE_CORES,
+    LATE_WEIGHT,
+    THREADS,
+    WEIGHT,
+    Schedule,
+    general_schedule,
+)
+from training.recipe import Imitation
+
+
+@compiled
+def legal_edit(h, rows, kind, job, cores, weight, threads):
+    """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
+    for edit in range(rows.shape[0]):
+        same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
+        same &= kind == START or rows[edit, action.CORES] == cores
+        same &= kind != PLACE or rows[edit, action.WEIGHT] == weight
+        same &= kind != START or rows[edit, action.THREADS] == threads
+        if same and action.is_legal(h, rows, edit):
+            return edit
+    return KEEP
+
+
+@compiled
+def expert_edit(
+    h, rows, jobs, order, late, threshold_qps, least, most, overflow, release, unprobed
+):
+    """
+    The edit that brings a host nearer to a `Schedule`.
+
+    The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
+    sooner; on a machine whose probe has shown the SLO broken, the threshold falls as the
+    worst reading rises, as far as an observation shows it. Where the SLO was broken although
+    memcached had its refuge, it gets more than that, and nothing shares its vCPUs.
+
+    :param h: a host row
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param jobs: the schedule's, as the next three
+    :param order: in which jobs that may start do so
+    :param late: the jobs' last places are for when so many are unfinished, or fewer
+    :param threshold_qps: load above which memcached holds its refuge
+    :param least: memcached's smallest set, a bit mask as the next two
+    :param most: its refuge
+    :param overflow: its largest set
+    :param release: see `training.recipe.Imitation`, as the next
+    :param unprobed: factor on the threshold while there is no probe
+    :return: index of the edit
+    """
+    if h.probed_p95_us <= 0.0:
+        threshold_qps *= unprobed
+    elif h.worst_p95_us > h.slo_us:
+        threshold_qps *= max(h.slo_us / h.worst_p95_us, 1.0 / WORST)
+    strained = h.refuge_p95_us > h.slo_us
+    if strained:
+        most = overflow
+    service = h.desired_service
+    if h.qps > threshold_qps:
+        service = most
+    elif h.qps < release * threshold_qps:
+        service = least
+    if service != h.desired_service:
+        edit = legal_edit(h, rows, SERVICE, 0, service, 0, 0)
+        if edit != KEEP:
+            return edit
+    unfinished = 0
+    for job in range(jobs.shape[0]):
+        if h.job_state[job] != DONE:
+            unfinished += 1
+    left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
+    cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
+    for position in range(order.shape[0]):
+        job = order[position]
+        if h.job_state[job] == DONE:
+            continue
+        if h.state[job] == PENDING:
+            before = jobs[job, AFTER]
+            if before < 0 or h.job_state[before] == DONE:
+                edit = legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
+                if edit != KEEP:
+                    return edit
+            continue
+        where, how = jobs[job, cores], jobs[job, weight]
+        if strained and how == BACKGROUND:
+            where, how = (1 << h.n_vcpus) - 1, NORMAL
+        if left != 0 or how == BACKGROUND:
+            edit = legal_edit(h, rows, PLACE, job, where, how, 0)
+            if edit != KEEP:
+                return edit
+    return KEEP
+
+
+@compiled
+def expert_edits(
+    hosts, rows, jobs, order, late, threshold_qps, least, most, overflow, release, unprobed, edits
+):
+    """`expert_edit` of each of B hosts, into int64[B]."""
+    for b in range(hosts.shape[0]):
+        edits[b] = expert_edit(
+            hosts[b], rows, jobs, order, late, threshold_qps, least, most, overflow, release,
+            unprobed,
+        )  # fmt: skip
+
+
+def find_schedule(
+    factory: EpisodeFactory, seed: int, imitation: Imitation
+) -> tuple[float, Schedule]:
+    """
+    The schedule to imitate: good on training traces, with the profile's physics.
+
+    :param factory: the problem as the profile has it
+    :param seed: of the training run
+    :param imitation: how long to search, and on how many traces
+    :return: its mean makespan on those traces [s], and the schedule
+    """
+    count = imitation.search_traces
+    starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, count, "training")]
+    rng = np.random.default_rng([seed, count])
+    return general_schedule(factory, starts, imitation.search_evaluations, rng)
