@@ -4,13 +4,17 @@ import importlib
 
 import pytest
 
-ALL = ("ablations", "alternatives", "baselines", "encodings", "live", "local", "speed", "starts")
+ALL = (
+    *("ablations", "alternatives", "baselines", "encodings", "live", "local", "sharing"),
+    *("speed", "starts"),
+)
 COUNTS = {
     "ablations": ("--steps", "--seeds"),
     "alternatives": ("--steps", "--seeds"),
     "baselines": ("--episodes",),
     "encodings": ("--steps", "--seeds"),
     "local": ("--turns",),
+    "sharing": ("--turns",),
     "speed": ("--repetitions", "--rollouts", "--threads", "--seeds", "--steps"),
     "starts": ("--qps", "--turns"),
 }
