@@ -1,15 +1,14 @@
 """
 `--check`: is this machine fit? Every line says what was looked at and what was found.
 
-Nothing is changed that is not put back at once; the one thing that runs is a spinning process in a
-group of our own, to see that background weight really yields.
+Nothing is changed that is not put back at once, whatever ends the program meanwhile; what runs is
+background work beside memcached for a second, to see that it really yields.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,10 +18,12 @@ from typing import Any
 from deploy.assembly import LONGEST_PERIOD_S, docker_address, find_service, usable_hierarchy
 from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs.placement import online_vcpus, set_policy
+from deploy.jobs.yielding import run_delay
 from deploy.linux import service_process
-from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
+from deploy.linux.cgroups import Hierarchy, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.linux.signals import held
 from deploy.records.state import claim
 from deploy.settings import Settings
 from env.allocation import Weight
@@ -31,10 +32,12 @@ from env.scenario import Scenario
 
 OK, WARNING, FAULT = "ok", "warn", "FAIL"
 
-SPIN_S = 0.3
+LARGEST_RATIO, LARGEST_RISE = 1.5, 0.3
+"""What background work may make of memcached's run delay [s per CPU second], and add to it; work of
+memcached's own weight adds 0.5 to 1."""
+
 LATENESS_LIMIT_MS = 5.0
 LEAST_DISK_MIB = 200
-SPIN = "while True: pass"
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _service(
             who = find_service(sensor, settings, time.monotonic())
         except InputError as error:
             yield Finding(FAULT, where, str(error))
-            yield from _groups(hierarchy, settings, "self")
+            yield from _background(hierarchy, settings, None)
             return
         workers = sensor.stats.threads
     verdict = OK if workers == scenario.service.threads else WARNING
@@ -114,13 +117,13 @@ def _service(
     )
     yield _cycles(who)
     yield _moves(scenario, who)
-    yield from _groups(hierarchy, settings, who.pid)
+    yield from _background(hierarchy, settings, who)
 
 
 def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
     what = "memcached's vCPUs"
     try:
-        with claim(who):  # a loop that steers it would be overwritten
+        with held(), claim(who):  # a loop that steers it would be overwritten
             had = service_process.affinities(who.pid)
             try:
                 for cores in scenario.service.sets:
@@ -141,39 +144,51 @@ def _cycles(who: service_process.Identity) -> Finding:
     return Finding(OK, what, "are counted")
 
 
-def _groups(
-    hierarchy: Hierarchy | None, settings: Settings, beside: int | str
+def _background(
+    hierarchy: Hierarchy | None, settings: Settings, who: service_process.Identity | None
 ) -> Iterator[Finding]:
+    """How jobs get out of memcached's way, and whether they do."""
+    group = None
     if hierarchy is None:
         verdict = FAULT if settings.runtime == "docker" else WARNING
         yield Finding(verdict, "control groups", "cannot be written by this user")
         yield _normal_weight()
-        return
-    yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
-    make, weights = job_groups_beside(hierarchy, beside), (Weight.BACKGROUND, Weight.NORMAL)
-    groups = [make(f"coretide-check-{os.getpid()}-{weight.name.lower()}") for weight in weights]
+    else:
+        yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
+        try:
+            make = job_groups_beside(hierarchy, who.pid if who else "self")
+            group = make(f"coretide-check-{os.getpid()}")
+        except (InputError, OSError) as error:
+            yield Finding(FAULT, "background", str(error))
+            return
     try:
-        for group, weight in zip(groups, weights, strict=True):
-            group.create()
-            group.set_weight(weight)
-        share = _share_against(*groups)
-        yield Finding(
-            OK if share > 0.8 else FAULT,
-            "background weight",
-            f"{groups[0].weight()} against {groups[1].weight()}: a competitor gets "
-            f"{share:.0%} of the vCPU",
-        )
+        with held(), contextlib.ExitStack() as stack:
+            mechanism = "SCHED_IDLE of threads"
+            if group is not None:
+                stack.callback(group.remove)
+                group.create()
+                group.set_weight(Weight.BACKGROUND)
+                version = group.hierarchy.version
+                mechanism = f"{group.background} of control groups, version {version}"
+            delay = run_delay(who, (settings.host, settings.port), group) if who else None
     except OSError as error:
-        yield Finding(FAULT, "background weight", f"cannot be set: {error}")
-    finally:
-        for group in groups:
-            group.remove()
+        yield Finding(FAULT, "background", f"cannot be had: {error}")
+        return
+    yield Finding(OK, "background", mechanism)
+    if delay is not None:
+        yields = delay.beside < LARGEST_RATIO * delay.alone + LARGEST_RISE
+        yield Finding(
+            OK if yields else WARNING,
+            "memcached's run delay",
+            f"{delay.alone:.2f} s per CPU second alone, {delay.beside:.2f} beside background work"
+            + ("" if yields else ": it does not yield enough, or others use these vCPUs"),
+        )
 
 
 def _normal_weight() -> Finding:
     """Without groups background weight is a scheduling class, which not everybody may leave."""
     what = "normal weight after background"
-    with subprocess.Popen(["sleep", "10"]) as process:
+    with held(), subprocess.Popen(["sleep", "10"]) as process:
         try:
             for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
                 set_policy(process.pid, policy)
@@ -183,27 +198,6 @@ def _normal_weight() -> Finding:
         finally:
             process.kill()
     return Finding(OK, what, "can be set")
-
-
-def _share_against(background: JobGroup, normal: JobGroup) -> float:
-    """How much of a vCPU a spinning process gets beside one in the background group."""
-    core = max(os.sched_getaffinity(0))
-    spinners = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(2)]
-    try:
-        for group, spinner in zip((background, normal), spinners, strict=True):
-            group.join(spinner.pid)
-            os.sched_setaffinity(spinner.pid, {core})
-        time.sleep(0.1)  # both are past their start
-        before = [_cpu_ns(spinner.pid) for spinner in spinners]
-        time.sleep(SPIN_S)
-        yielding, competing = (
-            _cpu_ns(spinner.pid) - start for spinner, start in zip(spinners, before, strict=True)
-        )
-        return competing / max(1, competing + yielding)
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
 
 
 def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
@@ -286,7 +280,3 @@ def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Fin
 def _memory_mib() -> dict[str, int]:
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     return {line.split(":")[0]: int(line.split()[1]) >> 10 for line in lines}
-
-
-def _cpu_ns(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0])

@@ -26,7 +26,7 @@ class Placement(Protocol):
         """Move the job to these vCPUs."""
 
     def set_weight(self, weight: Weight) -> None:
-        """Give the job memcached's weight, or the least there is."""
+        """Give the job memcached's weight, or put it into the background."""
 
     def set_quota(self, vcpus: float | None) -> None:
         """Limit the job's CPU time [CPU seconds per second]; None lifts the limit."""
@@ -74,8 +74,7 @@ class GroupPlacement:
 
     def weight(self) -> Weight:
         """See `Placement.weight`; :raises OSError: if the group is gone."""
-        normal = self._group.weight() == self._group.weight_value(Weight.NORMAL)
-        return Weight.NORMAL if normal else Weight.BACKGROUND
+        return self._group.weight()
 
     def cpu_s(self) -> float:
         """See `Placement.cpu_s`; :raises OSError: if the group is gone."""

@@ -4,6 +4,10 @@ Control groups, version 1 and 2: where a job's CPU weight, vCPUs, quota and CPU 
 Weight only acts between sibling groups. So every job gets a parent group of its own beside
 memcached's, and whatever runs the job (Docker, or this program) puts it below. All writes are
 plain file writes of 10-20 µs, and everything written can be read back.
+
+A group in the background is idle (`cpu.idle`, Linux 5.15 and later): since Linux 6.6 a task of
+however little weight finishes its slice of some 3 ms before memcached runs, unless it is idle.
+Older kernels preempt by weight, and have the least one in its place.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from env.allocation import Weight
+from env.errors import InputError
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -23,7 +28,10 @@ DEFAULT_WEIGHT = {1: 1024, 2: 100}
 """What a group weighs that nobody touched; tasks outside of groups weigh the same."""
 
 LEAST_WEIGHT = {1: 2, 2: 1}
-"""The kernel's minimum, which yields to everything else."""
+"""The kernel's minimum: a job's in the background where groups cannot be idle."""
+
+IDLE = "cpu.idle"
+"""The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
 QUOTA_PERIOD_US = 100_000
 
@@ -137,18 +145,47 @@ class JobGroup:
         """Where the group's weight is written."""
         return weight_file(self.hierarchy, self.path)
 
+    @property
+    def background(self) -> str:
+        """The file that puts the group into the background on this kernel."""
+        return IDLE if self._idle_file.exists() else self.weight_file.name
+
     def set_weight(self, weight: Weight) -> None:
-        """Give the group memcached's weight, or the least there is."""
-        _write(self.weight_file, str(self.weight_value(weight)))
+        """
+        Give the group memcached's weight, or put it into the background.
 
-    def weight_value(self, weight: Weight) -> int:
-        """What a weight is in the kernel's terms."""
-        background = LEAST_WEIGHT[self.hierarchy.version]
-        return self.normal_weight if weight == Weight.NORMAL else background
+        :param weight: which
+        :raises OSError: if the group is gone, or the kernel refuses; what was to get memcached's
+            weight is in the background then
+        """
+        if not self._idle_file.exists():
+            least = LEAST_WEIGHT[self.hierarchy.version]
+            _write(self.weight_file, str(self.normal_weight if weight == Weight.NORMAL else least))
+        elif weight == Weight.BACKGROUND:
+            _write(self._idle_file, "1")
+        else:
+            try:
+                _write(self._idle_file, "0")  # an idle group refuses a weight
+                _write(self.weight_file, str(self.normal_weight))
+            except OSError:
+                # The kernel's default weight, which it has now, may be more than memcached's.
+                with contextlib.suppress(OSError):
+                    _write(self._idle_file, "1")
+                raise
 
-    def weight(self) -> int:
-        """The weight in force, in the kernel's terms."""
-        return group_weight(self.hierarchy, self.path)
+    def weight(self) -> Weight:
+        """
+        The weight in force, read back: whatever is not memcached's counts as the background.
+
+        :raises OSError: if the group is gone
+        """
+        normal = group_weight(self.hierarchy, self.path) == self.normal_weight
+        normal &= not is_idle(self.hierarchy, self.path)
+        return Weight.NORMAL if normal else Weight.BACKGROUND
+
+    @property
+    def _idle_file(self) -> Path:
+        return self.hierarchy.folder(self.path) / IDLE
 
     def join(self, pid: int) -> None:
         """
@@ -218,8 +255,11 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
     :param service_pid: memcached
     :return: takes a group's name
     :raises OSError: if there is no such process
+    :raises InputError: if memcached itself is in the background
     """
     service = hierarchy.group_of(service_pid)
+    if is_idle(hierarchy, service):
+        raise InputError(f"memcached's control group {service} is idle: write 0 to its {IDLE}")
     # Tasks of the root group compete with the groups below it, each task like a group.
     weight = DEFAULT_WEIGHT[hierarchy.version]
     if service != PurePosixPath("/"):
@@ -230,6 +270,13 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
 def group_weight(hierarchy: Hierarchy, group: PurePosixPath) -> int:
     """The weight of a group, in the kernel's terms."""
     return int(weight_file(hierarchy, group).read_text(encoding="utf-8"))
+
+
+def is_idle(hierarchy: Hierarchy, group: PurePosixPath) -> bool:
+    """Whether a group runs only while nobody else wants to."""
+    with contextlib.suppress(FileNotFoundError):  # older kernels, and version 2's root group
+        return (hierarchy.folder(group) / IDLE).read_text(encoding="utf-8").strip() == "1"
+    return False
 
 
 def weight_file(hierarchy: Hierarchy, group: PurePosixPath) -> Path:

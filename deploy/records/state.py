@@ -72,7 +72,8 @@ class State:
     :param docker: address of the Docker daemon, empty where there is none
     :param started_s: when it began, on the monotonic clock of this boot
     :param privileged: whether containers get Docker's default rights
-    :param background: what is written to a job's weight file to make it yield
+    :param background: what is written to a job's weight file to make it yield, where its group
+        cannot be idle (`deploy.linux.cgroups.IDLE`)
     :param logs_intervals: whether we write down the latency of each interval
     """
 

@@ -4,11 +4,12 @@ import importlib
 
 import pytest
 
-ALL = ("ablations", "baselines", "live", "local", "speed", "starts")
+ALL = ("ablations", "baselines", "live", "local", "sharing", "speed", "starts")
 COUNTS = {
     "ablations": ("--steps", "--seeds"),
     "baselines": ("--episodes",),
     "local": ("--turns",),
+    "sharing": ("--turns",),
     "speed": ("--repetitions", "--rollouts", "--threads", "--seeds", "--steps"),
     "starts": ("--qps", "--turns"),
 }

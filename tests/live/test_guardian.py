@@ -10,13 +10,17 @@ import time
 
 import pytest
 
-from deploy.assembly import begin_state
+from deploy.assembly import begin_state, usable_hierarchy
+from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux import service_process
+from deploy.linux.cgroups import is_idle, job_groups_beside
 from deploy.linux.helpers import helper_command
 from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.safety.restore import undo
 from deploy.settings import Settings
+from env.allocation import Weight
 from env.scenario import load_scenario
-from tests.live.conftest import PATIENCE
+from tests.live.conftest import PATIENCE, needs_groups
 
 PROMISE_S = 1.0 * PATIENCE
 
@@ -156,6 +160,41 @@ def test_a_first_start_that_is_under_way_yields_too(guard, tmp_path):
     process.stdin.close()
     assert process.wait(10.0 * PATIENCE) == 0
     assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+
+
+@needs_groups
+@pytest.mark.parametrize("weight", list(Weight))
+def test_a_job_in_a_group_yields_whatever_it_had(guard, server, tmp_path, weight):
+    hierarchy = usable_hierarchy()
+    group = job_groups_beside(hierarchy, server.pid)(f"coretide-guarded-{os.getpid()}")
+    group.create()
+    try:
+        group.set_weight(weight)
+        state = state_of(tmp_path, runtime="process")
+        state.jobs["a"] = JobRecord(1, group=str(group.path), weight_file=str(group.weight_file))
+        process = guard(state)
+        process.stdin.close()
+        assert process.wait(10.0 * PATIENCE) == 0
+        assert is_idle(hierarchy, group.path)
+        assert group.weight() == Weight.BACKGROUND
+    finally:
+        group.remove()
+
+
+@needs_groups
+@pytest.mark.parametrize("weight", list(Weight))
+def test_restoring_ends_a_job_and_its_group_whether_it_is_idle_or_not(server, tmp_path, weight):
+    hierarchy, folder = usable_hierarchy(), StateFolder(tmp_path / "state")
+    group = job_groups_beside(hierarchy, server.pid)(f"coretide-guarded-{os.getpid()}")
+    group.create()
+    group.set_weight(weight)
+    state = state_of(tmp_path, runtime="process", service=pinned(server))
+    state.jobs["a"] = JobRecord(1, group=str(group.path), weight_file=str(group.weight_file))
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as job:
+        group.join(job.pid)
+        assert undo(state, folder, ProcessRuntime(), hierarchy) == []
+        assert job.wait(10.0 * PATIENCE) == -signal.SIGKILL
+    assert not group.exists()
 
 
 def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path):

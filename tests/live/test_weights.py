@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -17,18 +19,33 @@ from deploy.jobs import placement
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import GroupPlacement, TaskPlacement
 from deploy.jobs.runtimes import Attempt
-from deploy.linux.cgroups import LEAST_WEIGHT, JobGroup, job_groups_beside, members
+from deploy.jobs.yielding import SPIN, run_delay
+from deploy.linux.cgroups import (
+    DEFAULT_WEIGHT,
+    IDLE,
+    LEAST_WEIGHT,
+    Hierarchy,
+    JobGroup,
+    job_groups_beside,
+    members,
+)
+from deploy.linux.service_process import affinities, identify, pin
 from deploy.records.proof import prepare
 from deploy.settings import Settings
 from env.allocation import Weight
+from env.errors import InputError
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, needs_docker, needs_groups
+from training.machine.testbed import HEAVIEST
 
 MEMCACHED_WEIGHT = {1: 512, 2: 39}
 """39 is what Docker makes of its default on version 2."""
 
+WEIGHT_OF_IDLE = {1: 3, 2: 0}
+"""What the kernel says that an idle group weighs."""
+
 VCPU = max(os.sched_getaffinity(0))
-SPIN = "while True: pass"
+ENDLESS = "while True: pass"
 
 
 @pytest.fixture
@@ -38,6 +55,7 @@ def beside(server):
     parent = PurePosixPath(f"/coretide-test-{os.getpid()}")
     slice_, own = JobGroup(hierarchy, parent, 0), JobGroup(hierarchy, parent / "memcached", 0)
     slice_.create()
+    slice_.weight_file.write_text(str(HEAVIEST[hierarchy.version]))  # others do not disturb
     own.create()
     own.weight_file.write_text(str(MEMCACHED_WEIGHT[hierarchy.version]))
     join(own, server.pid)
@@ -63,7 +81,7 @@ def join(group, pid):
 
 
 def spinner(group, core=VCPU):
-    process = subprocess.Popen([sys.executable, "-S", "-c", SPIN])
+    process = subprocess.Popen([sys.executable, "-S", "-c", ENDLESS])
     join(group, process.pid)
     os.sched_setaffinity(process.pid, {core})
     return process
@@ -86,26 +104,139 @@ def over(seconds, *processes):
     ]
 
 
+def files_of(group):
+    """A group's weight, and whether it is idle, as the kernel says."""
+    folder = group.weight_file.parent
+    return int(group.weight_file.read_text()), (folder / IDLE).read_text().strip() == "1"
+
+
 @needs_groups
-def test_a_jobs_group_lies_beside_memcacheds_and_weighs_the_same_or_the_least(beside):
+def test_a_jobs_group_lies_beside_memcacheds_and_is_idle_or_weighs_the_same(beside):
     own, job = beside
+    version = job.hierarchy.version
+    same, none = (MEMCACHED_WEIGHT[version], False), (WEIGHT_OF_IDLE[version], True)
     assert job.path.parent == own.path.parent
-    for weight, value in (
-        (Weight.NORMAL, MEMCACHED_WEIGHT[job.hierarchy.version]),
-        (Weight.BACKGROUND, LEAST_WEIGHT[job.hierarchy.version]),
-    ):
-        job.set_weight(weight)
-        assert job.weight() == value
+    assert job.background == IDLE
+    for weight, found in 2 * ((Weight.NORMAL, same), (Weight.BACKGROUND, none)):
+        for _ in range(2):  # a second time changes nothing
+            job.set_weight(weight)
+            assert files_of(job) == found
+            assert job.weight() == weight
 
 
 @needs_groups
-def test_the_check_tries_the_weights_where_jobs_will_live(beside, server, tmp_path):
+def test_a_group_that_competes_with_another_weight_counts_as_the_background(beside):
+    _, job = beside
+    assert files_of(job) == (DEFAULT_WEIGHT[job.hierarchy.version], False)
+    assert job.weight() == Weight.BACKGROUND  # so that it is written anew
+
+
+@needs_groups
+def test_a_group_that_cannot_have_memcacheds_weight_stays_in_the_background(beside):
+    _, job = beside
+    refused = JobGroup(job.hierarchy, job.path, -1)
+    refused.set_weight(Weight.BACKGROUND)
+    with pytest.raises(OSError):
+        refused.set_weight(Weight.NORMAL)
+    assert files_of(job)[1]
+
+
+@needs_groups
+def test_jobs_are_not_put_beside_a_memcached_in_the_background(beside, server):
+    own, job = beside
+    own.set_weight(Weight.BACKGROUND)
+    with pytest.raises(InputError, match=rf"{own.path} is idle"):
+        job_groups_beside(job.hierarchy, server.pid)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kernel_without_idle_groups_is_given_the_least_weight(tmp_path, version):
+    hierarchy = Hierarchy(version, {"cpu": tmp_path})
+    group = JobGroup(hierarchy, PurePosixPath("/job"), MEMCACHED_WEIGHT[version])
+    (tmp_path / "job").mkdir()
+    group.weight_file.touch()
+    assert group.background == group.weight_file.name
+    for weight, value in (
+        (Weight.NORMAL, MEMCACHED_WEIGHT[version]),
+        (Weight.BACKGROUND, LEAST_WEIGHT[version]),
+    ):
+        group.set_weight(weight)
+        assert int(group.weight_file.read_text()[: len(str(value))]) == value
+    assert group.weight_file.parent.name == "job"
+
+
+def check_finds(settings, who, hierarchy):
+    return {finding.what: finding for finding in check._background(hierarchy, settings, who)}
+
+
+@needs_groups
+def test_the_check_names_the_mechanism_and_measures_that_memcached_need_not_wait(
+    beside, server, tmp_path
+):
     _, job = beside
     settings = Settings(server.host, server.port, "process", None, False, tmp_path, tmp_path)
-    found = [finding.found for finding in check._groups(job.hierarchy, settings, server.pid)]
+    before = os.sched_getaffinity(0)
+    found = check_finds(settings, identify(server.pid), job.hierarchy)
     version = job.hierarchy.version
-    weights = f"{LEAST_WEIGHT[version]} against {MEMCACHED_WEIGHT[version]}"
-    assert any(said.startswith(weights) for said in found), found
+    said = found["background"].verdict, found["background"].found
+    assert said == (check.OK, f"{IDLE} of control groups, version {version}")
+    assert re.fullmatch(
+        r"\d+\.\d\d s per CPU second alone, \d+\.\d\d beside background work.*",
+        found["memcached's run delay"].found,
+    )
+    assert os.sched_getaffinity(0) == before
+    assert not list(job.weight_file.parent.parent.glob("coretide-check-*"))
+
+
+@needs_groups
+def test_background_work_adds_no_run_delay_where_equal_work_does(beside, server):
+    _, job = beside
+    pin(server.pid, (VCPU,))
+    who, where = identify(server.pid), (server.host, server.port)
+    job.set_weight(Weight.BACKGROUND)
+    background = run_delay(who, where, job)
+    job.set_weight(Weight.NORMAL)
+    equal = run_delay(who, where, job)
+    assert background.beside - background.alone < 0.5 * (equal.beside - equal.alone)
+
+
+def spinners():
+    """The processes of experiments that run now."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if SPIN.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs_groups
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("after_s", [0.0, 0.3])
+def test_a_check_that_is_ended_leaves_nothing_running(
+    deploy, server, scenario_file, number, after_s
+):
+    before = affinities(server.pid)
+    run = deploy("--check", "--runtime", "process", "--scenario", str(scenario_file()))
+    end_s = time.monotonic() + 30.0 * PATIENCE
+    while not spinners():
+        assert run.process.poll() is None and time.monotonic() < end_s
+        time.sleep(0.005)
+    time.sleep(after_s)
+    run.process.send_signal(number)
+    assert run.process.wait(10.0 * PATIENCE) != 0
+    while spinners():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+    groups = list(Path("/sys/fs/cgroup").rglob(f"coretide-check-{run.process.pid}"))
+    if number == signal.SIGKILL:  # nobody is left to remove it
+        for folder in groups:
+            folder.rmdir()
+    else:
+        assert groups == []
+    assert affinities(server.pid) == before
 
 
 @needs_groups

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pandas as pd
 from rich import box
@@ -34,6 +32,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from deploy.linux.signals import interrupt_on_stop
 from env.commandline import OneLineParser, number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
@@ -45,8 +44,6 @@ from training.machine.machine_report import Measured, write_report
 from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store
 from training.machine.testbed import Testbed, open_testbed
 from training.profiles import read_profile
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def parser() -> OneLineParser:
@@ -170,13 +167,6 @@ def table_of(summary: pd.DataFrame) -> Table:
     return view
 
 
-def stop(number: int, frame: object) -> NoReturn:
-    """End this program, once: a second signal must not keep it from stopping what it started."""
-    for each in STOPPING:
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """
     Characterise from the command line.
@@ -184,8 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     given = parser().parse_args(argv)
-    for each in STOPPING:
-        signal.signal(each, stop)
+    interrupt_on_stop()
     summary = None
     try:
         with exit_on_bad_input():

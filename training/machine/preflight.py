@@ -12,6 +12,19 @@ PACKAGES = {"memcached": "memcached", "stress-ng": "stress-ng"}
 """Programs that are always needed, and the packages of Debian and Ubuntu that have them."""
 
 
+def require_machine() -> None:
+    """
+    Refuse a machine on which nothing can be measured.
+
+    :raises InputError: one line: a program is missing, or there is one vCPU
+    """
+    for program, package in PACKAGES.items():
+        if shutil.which(program) is None:
+            raise InputError(f"{program}: not found; install it: apt-get install {package}")
+    if len(os.sched_getaffinity(0)) < 2:
+        raise InputError("this machine has one vCPU; it takes 2: one for the load, one to measure")
+
+
 def require(scenario: Scenario) -> None:
     """
     Refuse a machine on which the measurements cannot be made.
@@ -19,12 +32,8 @@ def require(scenario: Scenario) -> None:
     :param scenario: what it is measured for
     :raises InputError: one line: a program is missing, or vCPUs are
     """
-    for program, package in PACKAGES.items():
-        if shutil.which(program) is None:
-            raise InputError(f"{program}: not found; install it: apt-get install {package}")
+    require_machine()
     usable = os.sched_getaffinity(0)
-    if len(usable) < 2:
-        raise InputError("this machine has one vCPU; it takes 2: one for the load, one to measure")
     # Jobs and pressure are put on the first vCPUs.
     missing = ({0, 1} | set(scenario.service.core_choices[-1])) - usable
     if missing:

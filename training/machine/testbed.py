@@ -102,6 +102,14 @@ class Neighbour:
         """Becomes readable when it has ended."""
         return self._instance.ended
 
+    def pause(self) -> None:
+        """Stop it from running for a while."""
+        self._testbed.runtime_of(self.what.job).pause(self._instance)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        self._testbed.runtime_of(self.what.job).resume(self._instance)
+
     def keep_going(self) -> None:
         """Start it again if it has ended."""
         if select.select([self.ended], [], [], 0.0)[0]:

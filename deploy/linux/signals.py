@@ -1,0 +1,35 @@
+"""What asks a program to end, and how it does so without leaving anything behind."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import NoReturn
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold back what asks this program to end, for a short while that must not be broken off."""
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in STOPPING}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+def interrupt_on_stop() -> None:
+    """Turn what asks this program to end into a `KeyboardInterrupt` from now on."""
+    for number in STOPPING:
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """Only once: a second signal must not keep a program from stopping what it started."""
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
