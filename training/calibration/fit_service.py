@@ -83,15 +83,15 @@ def fit_service(folder: Path, year: int, pressure: Mapping[str, float]) -> Servi
     check(problem, x)
     params = params_of(x)
     params[CPU_LIMIT] = cpu_limit(folder, year)
-    log_speed, log_idle = x[problem.parts[1]], x[problem.parts[2]]
+    log_speed, log_idle = x[problem.parts.scan_speed], x[problem.parts.scan_idle]
     spread = _spread(problem, x, groups, year)
     spread["idle_us"] = float(np.hypot(spread["idle_us"], _between_vms(log_idle)))
     vms = {
         name: Vm(speed=round(float(np.exp(speed)), 4), idle=round(float(np.exp(idle)), 4))
         for name, speed, idle in zip(
             scans.vm_names + intervals.vm_names,
-            np.concatenate([log_speed, x[problem.parts[3]]]),
-            np.concatenate([log_idle, x[problem.parts[4]]]),
+            np.concatenate([log_speed, x[problem.parts.run_speed]]),
+            np.concatenate([log_idle, x[problem.parts.run_idle]]),
             strict=True,
         )
     }

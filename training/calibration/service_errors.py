@@ -52,7 +52,7 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
             train = np.flatnonzero((names != group) & intervals.batch)
             lookup[rows] = lookup_p95(intervals, train, rows)
         seen = np.array([name != group for name in scans.groups()])
-        width = vm_width(x[problem.parts[1]][seen], scans.speed_sd)
+        width = vm_width(x[problem.parts.scan_speed][seen], scans.speed_sd)
         for vm in np.flatnonzero(~seen):
             own = scans.of_vm(int(vm))
             if not len(own.qps):

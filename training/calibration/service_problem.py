@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,23 +38,43 @@ _FREE_INDEX = np.array([SERVICE_FIELDS.index(name) for name in FREE])
 
 TAIL_SHAPES = (2.5, 3.0, 4.0, 5.0, 6.0)
 """
-Those tried.
+The shapes of the tail that are tried.
 
-Least squares would choose the tail for the many intervals that are far from violating. Steeper
-than 6 it is not: alone and below the knee, p90 is 0.885 of p95.
+They are not among the free unknowns: least squares would choose the tail for the many intervals
+that are far from violating. Steeper than 6 the tail is not: alone and below the knee, p90 is 0.885
+of p95.
 """
 
 LATE_RISE = {"rise_qps": 28e3, "queue_us": 85.0, "slice_exponent": 15.0, "level_us": 350.0}
-"""A second place to start from: the surface has more than one valley."""
+"""A second place to start from: latency may begin to rise at a low load or at a high one."""
+
+_STEP = 1e-4
+
+
+class Parts(NamedTuple):
+    """
+    Where the unknowns are.
+
+    :param params: the `FREE` parameters
+    :param scan_speed: speed factors of the scanned VMs
+    :param scan_idle: their idle-latency factors
+    :param run_speed: speed factors of the runs' VMs
+    :param run_idle: their idle-latency factors
+    """
+
+    params: slice
+    scan_speed: slice
+    scan_idle: slice
+    run_speed: slice
+    run_idle: slice
 
 
 class Problem:
     """
     The least-squares problem of one selection of scans and runs.
 
-    The unknowns are the logarithms of the `FREE` parameters, then speed and idle-latency factors
-    of the scanned VMs, then those of the runs. A factor touches only its own rows, so all factors
-    of one kind share one evaluation of the Jacobian.
+    The unknowns are logarithms, in the order of `Parts`. A factor touches only its own rows, so all
+    factors of one kind share one evaluation of the Jacobian.
 
     :param scans: scans of memcached alone
     :param intervals: intervals of runs
@@ -72,10 +93,9 @@ class Problem:
         self.converged = False  # whether the last solution has
         self.scans = scans
         self.intervals = intervals
-        self.vms = len(scans.vm_names)
-        self.runs = len(intervals.vm_names)
-        ends = np.cumsum([len(FREE), self.vms, self.vms, self.runs, self.runs])
-        self.parts = [slice(int(a), int(b)) for a, b in pairwise([0, *ends])]
+        scanned, ran = len(scans.vm_names), len(intervals.vm_names)
+        ends = np.cumsum([len(FREE), scanned, scanned, ran, ran])
+        self.parts = Parts(*(slice(int(a), int(b)) for a, b in pairwise([0, *ends])))
         self.size = int(ends[-1])
         self.log_median = np.log([SERVICE_PRIORS[name].median for name in FREE])
         self.log_sd = np.array([SERVICE_PRIORS[name].sd for name in FREE])
@@ -90,15 +110,15 @@ class Problem:
     def start(self) -> FloatArray:
         """Where the search begins: the priors' medians, every factor 1."""
         x = np.zeros(self.size)
-        x[self.parts[0]] = self.log_median
+        x[self.parts.params] = self.log_median
         return x
 
     def bounds(self) -> tuple[FloatArray, FloatArray]:
         """Physical bounds; factors within a factor e of 1; the tail's shape held."""
         low = np.full(self.size, -1.0)
         high = np.full(self.size, 1.0)
-        low[self.parts[0]] = np.log([SERVICE_PRIORS[name].low for name in FREE])
-        high[self.parts[0]] = np.log([SERVICE_PRIORS[name].high for name in FREE])
+        low[self.parts.params] = np.log([SERVICE_PRIORS[name].low for name in FREE])
+        high[self.parts.params] = np.log([SERVICE_PRIORS[name].high for name in FREE])
         low[TAIL] = np.log(self.tail_shape) - 1e-5
         high[TAIL] = np.log(self.tail_shape) + 1e-5
         return low, high
@@ -106,13 +126,19 @@ class Problem:
     def scan_prediction(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predicted p95 and capacity of the scans' points."""
         return predict_scans(
-            self.scans, params_of(x), np.exp(x[self.parts[1]]), np.exp(x[self.parts[2]])
+            self.scans,
+            params_of(x),
+            np.exp(x[self.parts.scan_speed]),
+            np.exp(x[self.parts.scan_idle]),
         )
 
     def interval_prediction(self, x: FloatArray) -> FloatArray:
         """Predicted p95 of the intervals."""
         return predict_intervals(
-            self.intervals, params_of(x), np.exp(x[self.parts[3]]), np.exp(x[self.parts[4]])
+            self.intervals,
+            params_of(x),
+            np.exp(x[self.parts.run_speed]),
+            np.exp(x[self.parts.run_idle]),
         )
 
     def residuals(self, x: FloatArray) -> FloatArray:
@@ -123,38 +149,35 @@ class Problem:
                 (np.log(p95) - self.log_p95) * self.scan_weight,
                 (np.log(capacity[self.scans.saturated]) - self.log_capacity) * self.capacity_weight,
                 (np.log(self.interval_prediction(x)) - self.log_interval) * self.interval_weight,
-                (x[self.parts[0]] - self.log_median) / self.log_sd,
-                x[self.parts[1]] / self.scans.speed_sd,
-                x[self.parts[2]] / self.scans.idle_sd,
-                x[self.parts[3]] / self.scans.speed_sd,
-                x[self.parts[4]] / self.scans.idle_sd,
+                (x[self.parts.params] - self.log_median) / self.log_sd,
+                x[self.parts.scan_speed] / self.scans.speed_sd,
+                x[self.parts.scan_idle] / self.scans.idle_sd,
+                x[self.parts.run_speed] / self.scans.speed_sd,
+                x[self.parts.run_idle] / self.scans.idle_sd,
             ]
         )
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """Forward differences; one evaluation per parameter and per kind of factor."""
-        step = 1e-4
         base = self.residuals(x)
         jacobian = np.zeros((len(base), self.size))
-        for column in range(len(FREE)):
+
+        def change(part: int | slice) -> FloatArray:
             moved = x.copy()
-            moved[column] += step
-            jacobian[:, column] = (self.residuals(moved) - base) / step
+            moved[part] += _STEP
+            return (self.residuals(moved) - base) / _STEP
+
+        for column in range(len(FREE)):
+            jacobian[:, column] = change(column)
         points = len(self.scans.qps)
         fits = len(self.scans.capacity)
         owner = np.concatenate([self.scans.vm, self.scans.vm[self.scans.saturated]])
         rows = np.arange(points + fits)
-        for part in self.parts[1:3]:
-            moved = x.copy()
-            moved[part] += step
-            change = (self.residuals(moved) - base) / step
-            jacobian[rows, part.start + owner] = change[rows]
+        for part in (self.parts.scan_speed, self.parts.scan_idle):
+            jacobian[rows, part.start + owner] = change(part)[rows]
         rows = points + fits + np.arange(len(self.intervals.qps))
-        for part in self.parts[3:5]:
-            moved = x.copy()
-            moved[part] += step
-            change = (self.residuals(moved) - base) / step
-            jacobian[rows, part.start + self.intervals.vm] = change[rows]
+        for part in (self.parts.run_speed, self.parts.run_idle):
+            jacobian[rows, part.start + self.intervals.vm] = change(part)[rows]
         priors = points + fits + len(self.intervals.qps) + len(FREE)
         sds = [self.scans.speed_sd, self.scans.idle_sd] * 2
         for part, sd in zip(self.parts[1:], sds, strict=True):
@@ -194,7 +217,6 @@ class Problem:
         :param groups: groups whose intervals choose the tail
         """
         chosen = np.isin(self.intervals.group(), list(groups)) & self.intervals.batch
-        # The surface has more than one valley: the early rise may be early or late.
         starts = [self.start(), self.start()]
         for name, value in LATE_RISE.items():
             starts[1][FREE.index(name)] = np.log(value)
@@ -213,7 +235,7 @@ class Problem:
         """Standard deviation of the parameters' logarithms, from the curvature at the solution."""
         jacobian = self.jacobian(x)
         covariance = np.linalg.pinv(jacobian.T @ jacobian)
-        return np.sqrt(np.diag(covariance)[self.parts[0]])
+        return np.sqrt(np.diag(covariance)[self.parts.params])
 
 
 def params_of(x: FloatArray) -> FloatArray:
