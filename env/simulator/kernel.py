@@ -14,6 +14,7 @@ memcached answering at its plateau meanwhile).
 import math
 
 from env import action, observation, regulator, reward
+from env.physics.backlog import backlog_after, served_qps, time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
 from env.physics.service import (
@@ -84,7 +85,6 @@ PROBES_PER_S = 1000.0
 TERMINATED, TRUNCATED = 1, 2
 _SOON_S = 1e-9
 _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move it
-_NO_BACKLOG = 1e-3  # requests
 
 
 # --- rates: what holds until the next event ---------------------------------------------------
@@ -182,23 +182,17 @@ def next_event(h):
         if h.true_state[job] == RUNNING and h.speed[job] > 0.0:
             left = h.overhead_left_s[job] + h.work_left_s[job] / h.speed[job]
             first = min(first, h.now_s + left)
-    if h.backlog > 0.0 and h.capacity_qps > h.load_qps:
-        first = min(first, h.now_s + h.backlog / (h.capacity_qps - h.load_qps))
-    return first
+    return min(first, h.now_s + time_to_drain(h.backlog, h.load_qps, h.capacity_qps))
 
 
 @inlined
 def elapse(h, step_s):
     """Let time pass at the present rates."""
-    rate = h.load_qps
-    if h.backlog > 0.0 or rate > h.capacity_qps:
-        rate = h.capacity_qps
+    rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     count_requests(h, rate * step_s)
     if h.probe_window_s > 0.0:
         probe(h, step_s)
-    h.backlog += (h.load_qps - h.capacity_qps) * step_s
-    if h.backlog < _NO_BACKLOG:
-        h.backlog = 0.0
+    h.backlog = backlog_after(h.backlog, h.load_qps, h.capacity_qps, step_s)
     h.over_slo_s += h.slow_fraction * step_s
     h.requests += rate * step_s
     h.service_cpu_s += h.service_cpu * step_s
@@ -445,10 +439,8 @@ def complete_interval(h):
     h.true_service |= h.refuge
     refresh(h)
     while h.now_s < h.interval_ends_s - _SOON_S:
-        step_s = h.interval_ends_s - h.now_s
-        if h.backlog > 0.0 and h.capacity_qps > h.load_qps:
-            step_s = min(step_s, h.backlog / (h.capacity_qps - h.load_qps))
-        elapse(h, step_s)
+        drained_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
+        elapse(h, min(h.interval_ends_s - h.now_s, drained_s))
         refresh(h)
     end_interval(h)
     h.now_s = ended_s
@@ -460,9 +452,7 @@ def complete_interval(h):
 @inlined
 def sense(h):
     """Read the sensors: load and CPU over the last polling window, job states."""
-    rate = h.load_qps
-    if h.backlog > 0.0 or rate > h.capacity_qps:
-        rate = h.capacity_qps
+    rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     # Requests arrive at random, so a window's count scatters by its square root at least.
     spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
     rate_noise, cpu_noise = two_noises(h)
