@@ -14,6 +14,7 @@ memcached answering at its plateau meanwhile).
 import math
 
 from env import action, observation, regulator, reward
+from env.codes import DONE, NORMAL, PAUSED, PENDING, RUNNING, TERMINATED, TRUNCATED
 from env.physics.backlog import backlog_after, served_qps, time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, job_speeds
@@ -28,7 +29,6 @@ from env.physics.service import (
     service_stretch,
     tail_fraction,
 )
-from env.simulator.host import MIXTURE
 from env.simulator.profile import COST_FIELDS, HOST_FIELDS
 from env.simulator.random import api_latency, two_noises
 
@@ -56,9 +56,6 @@ callable_from_kernel(
     reward.shaping_term,
 )
 
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
-NORMAL = 1
-
 API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
 API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
 API_P99_S = HOST_FIELDS.index("api_latency_p99_s")
@@ -82,8 +79,7 @@ SLOW_LIMIT = 0.05
 
 PROBES_PER_S = 1000.0
 
-TERMINATED, TRUNCATED = 1, 2
-_SOON_S = 1e-9
+SOON_S = 1e-9  # events this close to now are due
 _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move it
 
 
@@ -228,7 +224,18 @@ def count_requests(h, count):
 
 @inlined
 def mix(weights, p95s, shapes, levels, p95_us, shape, count):
-    """Add `count` requests of a latency to a mixture of so many levels; the new number of them."""
+    """
+    Add requests of one latency to a mixture.
+
+    :param weights: float64[L], requests of each level
+    :param p95s: float64[L], their p95 [us]
+    :param shapes: float64[L], the shapes of their tails
+    :param levels: how many of the L levels are in use
+    :param p95_us: p95 of the new requests [us]; where no level is free they join the nearest
+    :param shape: the shape of their tail
+    :param count: how many there are
+    :return: how many levels are in use now
+    """
     if levels > 0 and p95s[levels - 1] == p95_us:  # still as it was
         weights[levels - 1] += count
         return levels
@@ -237,7 +244,7 @@ def mix(weights, p95s, shapes, levels, p95_us, shape, count):
         apart = abs(p95s[level] - p95_us)
         if apart < distance:
             nearest, distance = level, apart
-    if distance > 0.0 and levels < MIXTURE:
+    if distance > 0.0 and levels < p95s.shape[0]:
         nearest = levels
         p95s[nearest] = p95_us
         shapes[nearest] = shape
@@ -320,16 +327,17 @@ def land_service(h):
 
 @inlined
 def take_place(h, job):
-    """A job has the vCPUs, weight and quota that were sent."""
+    """A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs."""
+    if h.true_state[job] != PENDING and h.true_cores[job] != h.sent_cores[job]:
+        h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
     h.true_cores[job] = h.sent_cores[job]
     h.true_weight[job] = h.sent_weight[job]
     h.true_quota[job] = h.sent_quota[job]
 
 
-@compiled
-def land_state(h, job):
-    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
-    h.lands_s[job] = math.inf
+@inlined
+def take_state(h, job):
+    """A job is started, paused or resumed, as was sent."""
     was, now = h.true_state[job], h.sent_state[job]
     if was == PENDING:
         h.start_s[job] = h.now_s
@@ -338,6 +346,13 @@ def land_state(h, job):
     elif was == PAUSED and now == RUNNING:
         h.work_left_s[job] += h.host_params[RESUME_COST_S]
     h.true_state[job] = now
+
+
+@compiled
+def land_state(h, job):
+    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
+    h.lands_s[job] = math.inf
+    take_state(h, job)
     send_state(h, job)
     send_move(h, job)
 
@@ -352,8 +367,6 @@ def land_move(h, job):
     h.move_lands_s[job] = math.inf
     if h.true_state[job] == PENDING:
         return
-    if h.true_cores[job] != h.sent_cores[job]:
-        h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
     take_place(h, job)
     send_move(h, job)
 
@@ -365,8 +378,8 @@ def finish_jobs(h):
     for job in range(h.work_left_s.shape[0]):
         if (
             h.true_state[job] == RUNNING
-            and h.overhead_left_s[job] <= _SOON_S
-            and h.work_left_s[job] <= _SOON_S * max(1.0, h.speed[job])
+            and h.overhead_left_s[job] <= SOON_S
+            and h.work_left_s[job] <= SOON_S * max(1.0, h.speed[job])
         ):
             h.true_state[job] = DONE
             h.work_left_s[job] = 0.0
@@ -397,7 +410,7 @@ def advance(h, targets, until_s):
     clock of the episode stops at the last job's end.
     """
     h.until_s = min(until_s, h.duration_s)
-    while h.now_s < h.until_s - _SOON_S:
+    while h.now_s < h.until_s - SOON_S:
         if h.until_s < h.quiet_until_s:  # most steps: nothing happens
             elapse(h, h.until_s - h.now_s)
             break
@@ -405,17 +418,17 @@ def advance(h, targets, until_s):
         elapse(h, max(min(h.until_s, next_event(h)), h.now_s) - h.now_s)
         changed = behind != (h.backlog > 0.0)
         changed |= finish_jobs(h)
-        if h.service_lands_s <= h.now_s + _SOON_S:
+        if h.service_lands_s <= h.now_s + SOON_S:
             land_service(h)
             changed = True
         for job in range(h.lands_s.shape[0]):
-            if h.lands_s[job] <= h.now_s + _SOON_S:
+            if h.lands_s[job] <= h.now_s + SOON_S:
                 land_state(h, job)
                 changed = True
-            if h.move_lands_s[job] <= h.now_s + _SOON_S:
+            if h.move_lands_s[job] <= h.now_s + SOON_S:
                 land_move(h, job)
                 changed = True
-        if h.interval_ends_s <= h.now_s + _SOON_S:
+        if h.interval_ends_s <= h.now_s + SOON_S:
             end_interval(h)
             begin_interval(h, targets)
             changed = True
@@ -424,7 +437,7 @@ def advance(h, targets, until_s):
         if all_done(h):
             complete_interval(h)
             return
-    if h.now_s >= h.duration_s - _SOON_S and h.sent_requests > 0.0:
+    if h.now_s >= h.duration_s - SOON_S and h.sent_requests > 0.0:
         end_interval(h)  # cut short by the time cap; it counts as far as it came
 
 
@@ -438,7 +451,7 @@ def complete_interval(h):
     ended_s = h.now_s
     h.true_service |= h.refuge
     refresh(h)
-    while h.now_s < h.interval_ends_s - _SOON_S:
+    while h.now_s < h.interval_ends_s - SOON_S:
         drained_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
         elapse(h, min(h.interval_ends_s - h.now_s, drained_s))
         refresh(h)
@@ -474,7 +487,7 @@ def read_probe(h):
     had been running before the loop.
     """
     window_s = h.now_s - h.probe_began_s
-    if window_s < h.probe_window_s - _SOON_S and h.probed_p95_us > 0.0:
+    if window_s < h.probe_window_s - SOON_S and h.probed_p95_us > 0.0:
         return
     p95_us, stretch = h.p95_us, h.stretch
     if h.probe_count > 0:
@@ -639,7 +652,7 @@ def step(h, rows, targets, edit, gamma, terms):
         ended = TERMINATED
     else:
         after = reward.potential(work_left(h), h.n_vcpus)
-        if h.now_s >= h.duration_s - _SOON_S:
+        if h.now_s >= h.duration_s - SOON_S:
             ended = TRUNCATED
     terms[0] = reward.time_term(h.now_s - before_s)
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
@@ -709,7 +722,7 @@ def interval_p95_at(hosts, b):
 def over_at(hosts, b):
     """Whether the episode of host b has ended, completed or cut off."""
     h = hosts[b]
-    return h.now_s >= h.duration_s - _SOON_S or all_done(h)
+    return h.now_s >= h.duration_s - SOON_S or all_done(h)
 
 
 @compiled

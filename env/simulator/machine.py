@@ -345,7 +345,7 @@ class SimulatedMachine:
 
         :param edit: index into the scenario's edits
         :param gamma: discount for the shaping term
-        :return: 0, `kernel.TERMINATED` or `kernel.TRUNCATED`, and the reward terms
+        :return: 0, `TERMINATED` or `TRUNCATED`, and the reward terms
         """
         self._desired = None
         ended = kernel.step_at(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from env.codes import TRUNCATED
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
@@ -145,7 +146,7 @@ class ColocationVecEnv(VecEnv):
     def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
         info: dict[str, Any] = {
             "terminal_observation": observations[index].copy(),
-            "TimeLimit.truncated": bool(self._ended[index] == kernel.TRUNCATED),
+            "TimeLimit.truncated": bool(self._ended[index] == TRUNCATED),
         }
         if not self._partial[index]:
             summary = episode_summary(self.hosts[index], self.scenario)

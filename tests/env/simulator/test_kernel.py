@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.codes import TRUNCATED
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.service import TAIL_SHAPE, service_state, tail_fraction
 from env.scenario import load_scenario
@@ -383,7 +384,7 @@ def test_the_interval_that_the_time_cap_cuts_short_counts() -> None:
     ended = kernel.step(rig.row, rows, rig.targets, start, 1.0, terms)
     while not ended:
         ended = kernel.step(rig.row, rows, rig.targets, 0, 1.0, terms)
-    assert ended == kernel.TRUNCATED
+    assert ended == TRUNCATED
     assert rig.row["intervals"] == 3
 
 

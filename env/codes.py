@@ -1,0 +1,18 @@
+"""
+What the numbers in the arrays mean: states, weights, edits and ends.
+
+They are plain ints: compiled code takes them as constants, arrays hold them, and plain Python
+compares them faster than members of an enum. `env.allocation` names states and weights as enums.
+"""
+
+# Where a job stands; a container that is still starting is running.
+PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
+
+# CPU weight: background yields to everything else, normal equals memcached's.
+BACKGROUND, NORMAL = 0, 1
+
+# What an edit does.
+KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
+
+# How an episode ended: all jobs are done, or it was cut off. 0 while it goes on.
+TERMINATED, TRUNCATED = 1, 2
