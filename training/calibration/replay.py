@@ -27,18 +27,9 @@ from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.simulator.host import HostFields, host_dtype
-from env.simulator.kernel import (
-    SOON_S,
-    all_done,
-    elapse,
-    end_interval,
-    finish_jobs,
-    interval_p95,
-    next_event,
-    refresh,
-    take_place,
-    take_state,
-)
+from env.simulator.kernel import all_done, end_interval, finish_jobs, interval_p95
+from env.simulator.rates import SOON_S, elapse, next_event, refresh
+from env.simulator.sending import take_place, take_state
 from training.calibration.fit_jobs import BATCH_SIBLINGS, JOBS, SIBLINGS
 from training.calibration.fit_service import LOAD_LAG_S
 from training.calibration.tables import RunTrace

@@ -10,6 +10,7 @@ from env.allocation import JobState, Weight, mask_of
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import load_profile
+from env.simulator.sensing import sense
 from tests.conftest import Rig
 from tests.training.calibration.test_calibrate import occupancy, runs_of, write_tables
 from training.calibration import fit_jobs as fitting
@@ -77,7 +78,7 @@ def simulate(rig: Rig, seed: int, weight: Weight) -> tuple[RunTrace, np.ndarray]
             if after["interval"] != before["interval"] or rig.done:
                 ends_s.append(float(before["interval_ends_s"]))
                 p95_us.append(kernel.interval_p95(row))
-        kernel.sense(row)
+        sense(row)
     count = len(p95_us)
     jobs = [
         JobTrace(
