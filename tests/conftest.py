@@ -18,6 +18,8 @@ from env.control import ControlState, control_fields
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
+from env.simulator.rates import next_event
+from env.simulator.sensing import sense
 
 # The same examples in every run; compiled functions have no deadline on their first call.
 settings.register_profile(
@@ -148,7 +150,7 @@ class Rig:
         while self.row["now_s"] < until_s - 1e-9 and not self.done:
             before = self.row.copy()
             # An event may be due at once: the step must not be empty.
-            event_s = min(until_s, kernel.next_event(self.row))
+            event_s = min(until_s, next_event(self.row))
             until = max(event_s, self.row["now_s"] + 2e-9)
             kernel.advance(self.row, self.targets, until)
             yield before, self.row.copy()
@@ -160,7 +162,7 @@ class Rig:
             self.desire_anything(rng)
             wait_s = 0.025 * rng.integers(1, 80)
             yield from self.events(min(self.row["now_s"] + wait_s, self.row["duration_s"]))
-            kernel.sense(self.row)
+            sense(self.row)
 
     @property
     def done(self) -> bool:

@@ -21,6 +21,7 @@ from env.physics.compiled import compiled
 from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
+from env.simulator.sensing import sense
 from training.evaluation.episodes import EpisodeStart
 
 IntArray = npt.NDArray[np.int64]
@@ -98,7 +99,7 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
         if h.now_s < soon - 1e-9:
             until_s = min(until_s, soon)
         kernel.advance(h, targets, until_s)
-        kernel.sense(h)
+        sense(h)
 
 
 @compiled

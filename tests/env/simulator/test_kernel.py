@@ -30,6 +30,7 @@ from env.simulator.host import MIXTURE
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import COST_FIELDS, HOST_FIELDS, Parameter, load_profile
 from env.simulator.random import api_latency, two_noises, uniform
+from env.simulator.rates import count_requests
 from tests.conftest import Rig
 
 PENDING, RUNNING, PAUSED, DONE = JobState
@@ -440,7 +441,7 @@ def test_the_p95_of_a_mixture_agrees_with_the_count(levels: list[tuple[float, fl
         rig.row["p95_us"] = p95_us
         rig.row["tail_shape"] = shape
         rig.row["slow_fraction"] = tail_fraction(slo_us, p95_us, shape)
-        kernel.count_requests(rig.row, count)
+        count_requests(rig.row, count)
         sent += count
         slow += count * rig.row["slow_fraction"]
     kernel.end_interval(rig.row)

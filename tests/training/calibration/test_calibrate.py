@@ -27,8 +27,9 @@ from training.calibration.logs.run_logs import core_mask, read_runs, whole_inter
 from training.calibration.logs.tables import Remark, read_table, summarise
 from training.calibration.priors import FREE, HOST_PRIORS
 from training.calibration.scans import read_points, read_scans
+from training.calibration.scores import Tally
 from training.calibration.service_problem import Problem
-from training.calibration.validation import Tally, profile_physics, replay, replay_with, validate
+from training.calibration.validation import validate
 from training.calibration.year_profile import calibrate, check
 
 CAPACITY_QPS = (120e3, 180e3, 200e3, 200e3)
@@ -80,54 +81,6 @@ def edit(folder: Path, table: str, change) -> None:
 
 def runs_of(folder: Path):
     return read_runs(folder, JOBS, (2025,), SERVER)
-
-
-# --- replay --------------------------------------------------------------------------------------
-
-
-def test_open_replay_agrees_with_the_fit(tmp_path):
-    """Two codes, one physics. (The fit takes the mean over the logged duration, here too long.)"""
-    (run,) = runs_of(write_tables(tmp_path)).runs
-    physics = profile_physics(PROFILE)
-    opened, _ = replay_with(run, physics, (1.0, 1.0))
-    states = build_states([run], occupancy)
-    predicted = fitting.predict(states, physics.jobs, physics.host)
-    np.testing.assert_allclose(opened.run_s, predicted, rtol=0.15)
-
-
-def test_closed_replay_chains_the_jobs(tmp_path):
-    (run,) = runs_of(write_tables(tmp_path)).runs
-    _, closed = replay_with(run, profile_physics(PROFILE), (1.0, 1.0))
-    for number, job in enumerate(run.jobs):
-        before = run.predecessor(job)
-        if before is not None:
-            gap = job.start_s - before.end_s
-            start = closed.end_s[number] - closed.run_s[number]
-            waited = closed.end_s[run.jobs.index(before)] + gap
-            paused = sum(b - a for a, b in job.pauses)
-            assert start - paused - 1e-6 <= waited <= start + 1e-6
-
-
-def test_pauses_stop_a_job(tmp_path):
-    (run,) = runs_of(write_tables(tmp_path)).runs
-    canneal = next(job for job in run.jobs if job.name == "canneal")
-    assert canneal.run_s == pytest.approx(canneal.end_s - canneal.start_s - 20.0)
-
-
-def test_more_load_never_lowers_latency_in_a_replay(tmp_path):
-    (run,) = runs_of(write_tables(tmp_path)).runs
-    physics = profile_physics(PROFILE)
-    rows = physics.jobs[[JOBS.index(job.name) for job in run.jobs]]
-    calm = replay(run, rows, physics.host, physics.service, False).p95_us
-    busy = [150e3] * len(run.qps)
-    loaded = replay(
-        type(run)(**{**vars(run), "qps": np.array(busy)}),
-        rows,
-        physics.host,
-        physics.service,
-        False,
-    ).p95_us
-    assert (loaded >= calm - 1e-6).all() and np.isfinite(loaded).all()
 
 
 # --- fit -----------------------------------------------------------------------------------------

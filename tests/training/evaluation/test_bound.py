@@ -8,8 +8,8 @@ from env.allocation import JobState, Weight, mask_of
 from env.codes import PLACE
 from env.physics.jobs import SENSITIVITY
 from env.scenario import load_scenario
-from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory, Variation
+from env.simulator.rates import refresh
 from training.evaluation import comparison
 from training.evaluation.bound import LEVELS, LowerBound, bound_report, lower_bounds
 from training.evaluation.episodes import run_episodes, starts_from
@@ -75,7 +75,7 @@ def test_no_allocation_earns_more_than_the_bound_says(problem):
             host["true_state"][job] = rng.choice((JobState.RUNNING, JobState.PAUSED))
             host["true_cores"][job], host["true_weight"][job] = cores, weight
             host["threads"][job] = rng.choice(jobs[job].threads)
-            kernel.refresh(host)
+            refresh(host)
             earned = float(price @ host["speed"])
             assert earned <= most[level] * (1.0 + 1e-9)
             if earned < best:

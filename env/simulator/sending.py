@@ -1,0 +1,154 @@
+"""
+How a regulated allocation comes into force: what is sent to the actuator, and when it lands.
+
+Memcached's vCPUs are written directly, containers are started, paused and resumed by calls to
+Docker, one after another. Every function takes a host row `h` (`env.simulator.host`).
+"""
+
+import math
+
+from env.codes import DONE, PAUSED, PENDING, RUNNING
+from env.physics.compiled import compiled, inlined
+from env.physics.jobs import LAUNCH_OVERHEAD_S
+from env.simulator.profile import HOST_FIELDS
+from env.simulator.random import api_latency
+
+API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
+API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
+API_P99_S = HOST_FIELDS.index("api_latency_p99_s")
+FAST_LATENCY_S = HOST_FIELDS.index("fast_latency_s")
+CONTAINER_START_S = HOST_FIELDS.index("container_start_s")
+MIGRATION_COST_S = HOST_FIELDS.index("migration_cost_s")
+RESUME_COST_S = HOST_FIELDS.index("resume_cost_s")
+
+
+# --- sent -------------------------------------------------------------------------------------
+
+
+@compiled
+def send(h):
+    """
+    Send the regulated allocation to the actuator: only what differs from what was sent before.
+
+    Calls to Docker are done one after another. A job has one change of its state under way at a
+    time, and one of its place.
+    """
+    h.quiet_until_s = h.now_s
+    if h.service != h.sent_service:
+        h.sent_service = h.service
+        h.service_lands_s = h.now_s + h.host_params[FAST_LATENCY_S]
+        h.actuations += 1
+    for job in range(h.state.shape[0]):
+        send_state(h, job)
+        send_move(h, job)
+
+
+@compiled
+def send_state(h, job):
+    """Have Docker start, pause or resume a job, unless a call for it is still under way."""
+    before, after = h.sent_state[job], h.state[job]
+    if after == before or after == PENDING or after == DONE or h.lands_s[job] < math.inf:
+        return
+    h.actuations += 1
+    if before != PENDING and after == PAUSED:
+        h.pauses[job] += 1
+    call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
+    h.lands_s[job] = h.api_free_s
+    h.sent_state[job] = after
+    if before == PENDING:
+        send_place(h, job)
+
+
+@compiled
+def send_move(h, job):
+    """
+    Have a job's vCPUs, weight and quota changed, unless they are just being changed.
+
+    They are written directly unless `h.docker_moves`; then the container must be there first.
+    """
+    there = h.true_state if h.docker_moves else h.sent_state
+    if there[job] == PENDING or h.state[job] == DONE or h.move_lands_s[job] < math.inf:
+        return
+    moved, weighed = h.cores[job] != h.sent_cores[job], h.weight[job] != h.sent_weight[job]
+    limited = h.quota[job] != h.sent_quota[job]
+    if not (moved or weighed or limited):
+        return
+    h.actuations += int(moved) + int(weighed) + int(limited)
+    if h.docker_moves:
+        call_docker(h, 0.0)
+        h.move_lands_s[job] = h.api_free_s
+    else:
+        h.move_lands_s[job] = h.now_s + h.host_params[FAST_LATENCY_S]
+    send_place(h, job)
+
+
+@inlined
+def send_place(h, job):
+    """Send a job's vCPUs, weight and quota."""
+    h.sent_cores[job] = h.cores[job]
+    h.sent_weight[job] = h.weight[job]
+    h.sent_quota[job] = h.quota[job]
+
+
+@compiled
+def call_docker(h, more_s):
+    """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
+    host = h.host_params
+    latency_s = api_latency(h, host[API_MEDIAN_S], host[API_P90_S], host[API_P99_S]) + more_s
+    h.api_free_s = max(h.api_free_s, h.now_s) + latency_s
+
+
+# --- landed -----------------------------------------------------------------------------------
+
+
+@compiled
+def land_service(h):
+    """Memcached's vCPUs change."""
+    h.true_service = h.sent_service
+    h.service_lands_s = math.inf
+
+
+@compiled
+def land_state(h, job):
+    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
+    h.lands_s[job] = math.inf
+    take_state(h, job)
+    send_state(h, job)
+    send_move(h, job)
+
+
+@compiled
+def land_move(h, job):
+    """
+    A job's vCPUs, weight or quota change; what was decided meanwhile is sent now.
+
+    A container that is still starting has none yet.
+    """
+    h.move_lands_s[job] = math.inf
+    if h.true_state[job] == PENDING:
+        return
+    take_place(h, job)
+    send_move(h, job)
+
+
+@inlined
+def take_state(h, job):
+    """A job is started, paused or resumed, as was sent."""
+    was, now = h.true_state[job], h.sent_state[job]
+    if was == PENDING:
+        h.start_s[job] = h.now_s
+        h.overhead_left_s[job] = h.job_params[job, LAUNCH_OVERHEAD_S]
+        take_place(h, job)
+    elif was == PAUSED and now == RUNNING:
+        h.work_left_s[job] += h.host_params[RESUME_COST_S]
+    h.true_state[job] = now
+
+
+@inlined
+def take_place(h, job):
+    """A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs."""
+    if h.true_state[job] != PENDING and h.true_cores[job] != h.sent_cores[job]:
+        h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
+    h.true_cores[job] = h.sent_cores[job]
+    h.true_weight[job] = h.sent_weight[job]
+    h.true_quota[job] = h.sent_quota[job]
