@@ -20,10 +20,11 @@ class PPOPolicy:
     """
     A trained policy behind the `Policy` protocol.
 
-    It keeps a control row of its own, run by the same functions as the simulator's: the
-    observation, the edits and the regulator's effect on both.
+    The policy keeps a control row of its own, and observes, edits and regulates it by the same
+    functions as the simulator.
 
     :param checkpoint: what to run
+    :param name: what tables call it
     """
 
     wakes = True
@@ -51,6 +52,7 @@ class PPOPolicy:
         """
         Begin an episode.
 
+        :param scenario: the problem
         :raises InputError: if the policy was trained for other actions or observations
         """
         self.checkpoint.require_scenario(scenario)
@@ -67,7 +69,11 @@ class PPOPolicy:
         self._desired_value = Allocation(())
 
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """Observe, choose an edit and return the allocation it leads to."""
+        """
+        Observe, choose an edit and return the allocation that it leads to.
+
+        :param telemetry: what the machine shows now
+        """
         control = self._control
         self._read(telemetry)
         if telemetry.applied is not self._seen:
