@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from env.allocation import IDLE, Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
+from env.codes import NORMAL
 from env.scenario import Scenario
 
 STATES, WEIGHTS = tuple(JobState), tuple(Weight)
@@ -126,12 +127,12 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         desired_place=[-1] * n_jobs,
         desired_set=[everything] * n_jobs,
         desired_cores=[everything] * n_jobs,
-        desired_weight=[int(Weight.NORMAL)] * n_jobs,
+        desired_weight=[NORMAL] * n_jobs,
         desired_threads=[max(job.threads) for job in scenario.jobs],
         desired_quota=[math.inf] * n_jobs,
         service=refuge,
         cores=[everything] * n_jobs,
-        weight=[int(Weight.NORMAL)] * n_jobs,
+        weight=[NORMAL] * n_jobs,
         threads=[max(job.threads) for job in scenario.jobs],
         quota=[math.inf] * n_jobs,
         grown_at_s=long_ago,

@@ -7,8 +7,8 @@ import numpy as np
 from agents.checkpoint import Checkpoint, read_checkpoint
 from agents.ppo.network import KnownMasks, SingleNetwork
 from env.action import CORES, JOB, KIND, WEIGHT, edit_table
-from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
-from env.codes import PLACE
+from env.allocation import Allocation, JobAllocation, cores_of, mask_of
+from env.codes import DONE, PENDING, PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
 from env.decision import decide_edit
 from env.observation import observe, remember, shift_history
@@ -123,10 +123,10 @@ class PPOPolicy:
             job = applied.jobs[name]
             state, cores = int(job.state), mask_of(job.cores)
             known = (control.state[index], control.cores[index], control.weight[index])
-            if known == (state, cores, job.weight) or state == JobState.DONE:
+            if known == (state, cores, job.weight) or state == DONE:
                 continue
             control.state[index] = control.desired_state[index] = state
-            if state == JobState.PENDING:
+            if state == PENDING:
                 control.desired_place[index] = -1
                 continue
             control.cores[index] = control.desired_cores[index] = cores
