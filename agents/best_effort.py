@@ -13,7 +13,11 @@ from env.telemetry import Telemetry
 
 
 class BestEffortParameters(Parameters):
-    """Every job's thread count."""
+    """
+    What every rule for best-effort work has.
+
+    :param threads: thread count of every job
+    """
 
     threads: PositiveInt
 

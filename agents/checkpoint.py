@@ -55,6 +55,7 @@ class Checkpoint:
     """
     A trained policy.
 
+    :param path: the file
     :param metadata: scenario, observation version, actions, profile, evaluation figures
     :param layers: of the policy network, ReLU between them
     """
@@ -70,8 +71,9 @@ class Checkpoint:
 
     def require_scenario(self, scenario: Scenario) -> None:
         """
-        Make sure that the network speaks of this scenario's observations and actions.
+        Make sure that the network has this scenario's observations and actions.
 
+        :param scenario: what it is to run
         :raises InputError: if it was made for others
         """
         table = edit_table(scenario)
@@ -91,10 +93,10 @@ class Checkpoint:
 
     def warn(self, scenario: Scenario) -> None:
         """
-        Say on stderr, in one line, that this is not the scenario or the physics it was trained on.
+        Warn on stderr, in one line, if the policy was trained for another scenario or profile.
 
         :param scenario: what it is to run
-        :raises InputError: if it cannot run it at all
+        :raises InputError: if it was made for other observations or actions
         """
         self.require_scenario(scenario)
         was = self.metadata["scenario"], self.metadata.get("profile", {}).get("hash", "")
@@ -133,7 +135,11 @@ class Checkpoint:
 
 
 def find_checkpoint(name: str | Path) -> Path:
-    """The path of a checkpoint; a shipped one is found from any folder."""
+    """
+    The path of a checkpoint; a shipped one is found from any folder.
+
+    :param name: a path, or the name of a file in `checkpoints/`
+    """
     path = Path(name)
     if not path.exists() and path.parent in (Path(), Path(CHECKPOINT_FOLDER.name)):
         path = CHECKPOINT_FOLDER / path.name

@@ -22,12 +22,13 @@ class Policy(Protocol):
     """
     Whoever decides, in the simulator or on a machine.
 
-    `period_s` is read after every decision: it is how long to wait for the next one. `wakes`
-    says whether a job's end or a move of the load ends that wait early. `regulated` says
-    whether the regulator stands between the policy and the actuator. `probe_window_s` is how
-    long it wants latency probed and cycles per instruction counted for each reading of them,
-    at least; 0 if it reads neither. `needs_cpi` says that it cannot decide without the latter,
-    which few VMs count.
+    :param name: what tables call the policy
+    :param period_s: seconds until the next decision; read after every decision
+    :param wakes: whether a job's end or a move of the load ends that wait early
+    :param regulated: whether the regulator stands between the policy and the actuator
+    :param probe_window_s: seconds that a reading of latency or of cycles per instruction covers at
+        least; 0 if the policy reads neither
+    :param needs_cpi: whether the policy needs cycles per instruction, which few VMs count
     """
 
     name: str
@@ -54,7 +55,11 @@ class Policy(Protocol):
 
 
 class Parameters(BaseModel):
-    """What every rule has: seconds from one decision to the next."""
+    """
+    What every rule has.
+
+    :param period_s: seconds from one decision to the next
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +71,7 @@ Rule = TypeVar("Rule", bound=Parameters)
 
 class Controller(ABC, Generic[Rule]):
     """
-    A rule of thumb: decides once a period, whatever happens meanwhile.
+    A rule of thumb, which decides once a period, whatever happens meanwhile.
 
     :param name: what tables call it
     :param parameters: thresholds, periods and job orders
@@ -100,12 +105,17 @@ class Controller(ABC, Generic[Rule]):
         """
         The vCPUs that memcached does not hold.
 
-        :param service: the vCPUs that it holds
+        :param service: the vCPUs that memcached holds
         """
         return tuple(core for core in self.vcpus if core not in service)
 
     def threads(self, job: str, wanted: int) -> int:
-        """The largest thread count that the job allows and that is at most `wanted`."""
+        """
+        The largest thread count up to `wanted` that a job allows, or else its smallest.
+
+        :param job: the job's name
+        :param wanted: number of threads
+        """
         fitting = [count for count in self.thread_choices[job] if count <= wanted]
         return fitting[-1] if fitting else self.thread_choices[job][0]
 
@@ -118,17 +128,17 @@ class Controller(ABC, Generic[Rule]):
         quota: float | None = None,
     ) -> JobAllocation:
         """
-        A job that runs.
+        The allocation of a job that runs.
 
-        :param job: which
+        :param job: the job's name
         :param cores: its vCPUs
-        :param wanted: threads to launch it with, if it allows that many
-        :param weight: against memcached, where they share a vCPU
-        :param quota: most CPU time it gets [vCPUs], None for no limit
+        :param wanted: number of threads to launch it with; see `threads`
+        :param weight: its CPU weight against memcached, where they share a vCPU
+        :param quota: most CPU time that it gets [vCPUs]; None for no limit
         """
         key = (job, cores, wanted, weight, quota)
         made = self._made.get(key)
-        if made is None:  # a rule wants few different ones, and making one takes its time
+        if made is None:  # a rule repeats a few allocations, and making one takes time
             threads = self.threads(job, wanted)
             made = JobAllocation(JobState.RUNNING, cores, weight, threads, quota)
             self._made[key] = made
@@ -136,8 +146,9 @@ class Controller(ABC, Generic[Rule]):
 
     def require_jobs(self, jobs: Iterable[str]) -> None:
         """
-        Make sure that the rule, which names jobs, and the scenario speak of the same.
+        Make sure that a rule with a plan names exactly the scenario's jobs.
 
+        :param jobs: names of the jobs in the plan
         :raises InputError: naming the first job that only one of them has
         """
         planned = tuple(jobs)
@@ -160,7 +171,7 @@ def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:
     The jobs that are not done.
 
     :param telemetry: what the machine shows
-    :param jobs: which to look at, in the order wanted
+    :param jobs: names of the jobs to look at, in the order of the answer
     """
     seen = telemetry.jobs
     return [job for job in jobs if seen[job].state is not JobState.DONE]
@@ -208,7 +219,11 @@ class Periodic:
         self.next_s = 0.0
 
     def due(self, time_s: float) -> bool:
-        """Whether it is this loop's turn; if so the next one is a period away."""
+        """
+        Whether it is this loop's turn; if so, its next turn is a period away.
+
+        :param time_s: now [s]
+        """
         if time_s < self.next_s - 1e-6:
             return False
         self.next_s = time_s + self.period_s
@@ -217,7 +232,7 @@ class Periodic:
 
 class CpuThreshold:
     """
-    memcached's vCPUs by its CPU use over the period that has passed: the most above a threshold.
+    memcached's vCPUs by its CPU use over the last period: its largest set above a threshold.
 
     :param threshold: CPU use [vCPUs] above which memcached gets its largest set
     """
@@ -246,10 +261,10 @@ class CounterRate:
 
     def rate(self, time_s: float, count: float) -> float | None:
         """
-        Units per second since the last call; None at the first.
+        Units per second since the last call; None at the first call.
 
-        :param time_s: now
-        :param count: the counter now
+        :param time_s: now [s]
+        :param count: the counter's value now
         """
         elapsed, counted = time_s - self._time_s, count - self._count
         first = self._time_s < 0.0

@@ -67,11 +67,11 @@ def make(name_or_path: str | Path) -> Policy:
 
 def warn(policy: Policy, scenario: Scenario) -> None:
     """
-    Say on stderr where a checkpoint was trained for another scenario; others are for any.
+    Warn on stderr if a checkpoint was trained for another scenario; rules are for any scenario.
 
     :param policy: what `make` made
     :param scenario: what it is to run
-    :raises InputError: if it cannot run it at all
+    :raises InputError: if the policy cannot run it at all
     """
     checkpoint = getattr(policy, "checkpoint", None)
     if checkpoint is not None:

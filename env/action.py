@@ -3,9 +3,8 @@ The action: one edit of the allocation at a time.
 
 A decision keeps the allocation or changes one thing in it: memcached's vCPUs, or one job's
 start (with threads and weight), place or pause. Which edits are legal depends on the state,
-so each comes with a mask; an edit drawn under the mask can be carried out. Keeping is legal
-except while nothing runs though a job could. Several edits in a row are taken a polling period
-apart.
+so each state comes with a mask; an edit drawn under the mask can be carried out. Keeping is legal
+except while nothing runs though a job could. Edits in a row are one polling period apart.
 
 A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
 does not hold, and follows when memcached comes and goes; a background job may share them.
@@ -38,7 +37,7 @@ KINDS = ("keep", "service", "start", "place", "pause")
 # the edit that names the place it leads to (else -1).
 KIND, JOB, CORES, WEIGHT, THREADS, GATE, PLACE_EDIT = range(7)
 
-# What is open, in one word: keeping, and three bits for each of `MAX_JOBS` jobs at most.
+# One 64-bit word says which edits are open: a bit for keeping, and three bits for each job.
 OPEN_KEEP = 1 << 62
 OPEN_START, OPEN_PLACE, OPEN_PAUSE = 1, 2, 4
 BITS_PER_JOB = 3
@@ -78,11 +77,19 @@ class EditTable:
         return len(self.rows)
 
     def __getitem__(self, edit: int) -> Edit:
-        """What an edit says."""
+        """
+        What an edit says.
+
+        :param edit: its index
+        """
         return Edit(*self.rows[edit, : len(Edit._fields)].tolist())
 
     def describe(self, edit: int) -> str:
-        """An edit in words, for logs and histograms."""
+        """
+        An edit in words, for logs and histograms.
+
+        :param edit: its index
+        """
         kind, job, cores, weight, threads = self[edit]
         parts = [KINDS[kind]]
         if kind not in (KEEP, SERVICE):
@@ -102,8 +109,10 @@ def edit_table(scenario: Scenario) -> EditTable:
 
     A job starts on the whole machine, at background weight where it may share memcached's vCPUs,
     with any thread count it allows up to one per vCPU; a poll later it can be placed elsewhere.
-    It may be placed on the whole machine, on one physical core, or on one
-    vCPU outside memcached's refuge.
+    It may be placed on the whole machine, on one physical core, or on one vCPU outside memcached's
+    refuge.
+
+    :param scenario: the machine, the jobs and the regulation
     """
     machine = scenario.machine
     everything = mask_of(tuple(range(machine.vcpus)))
@@ -146,11 +155,13 @@ def edit_table(scenario: Scenario) -> EditTable:
 
 def open_edits(control):
     """
-    What could be done now but for memcached's vCPUs: a word of `OPEN_` bits.
+    The edits that are open now, memcached's vCPUs aside, as a word of `OPEN_` bits.
 
-    A job can start while the memory that no launched job holds is enough for it, and be moved or
-    paused again once its dwell time has passed. Keeping is sensible, but not while nothing runs
-    though something could.
+    A job can start while the memory that no launched job holds is enough for it, and it can be
+    moved or paused again once its dwell time has passed. Keeping is open unless nothing runs though
+    something could.
+
+    :param control: a control row (`env.control`)
     """
     memory_free = control.memory_mib
     for job in range(len(control.state)):
@@ -177,7 +188,11 @@ def open_edits(control):
 
 
 def something_runs(control):
-    """Whether any job is under way."""
+    """
+    Whether any job runs.
+
+    :param control: a control row (`env.control`)
+    """
     for job in range(len(control.state)):
         if control.state[job] == RUNNING and control.job_state[job] != DONE:
             return True
@@ -185,7 +200,12 @@ def something_runs(control):
 
 
 def can_serve(control, cores):
-    """Whether memcached's vCPUs may become `cores`: others than now, and not fewer too soon."""
+    """
+    Whether memcached's vCPUs may change to `cores`: no vCPU is taken before its dwell time is over.
+
+    :param control: a control row (`env.control`)
+    :param cores: vCPU set, a bit mask; the desired set itself is no change
+    """
     leaving = control.service & ~cores
     held = control.now_s - control.grown_at_s < control.service_dwell_s
     return cores != control.desired_service and not (leaving != 0 and held)
@@ -195,10 +215,10 @@ def legal_edits(control, rows, legal):
     """
     Mark the edits that can be carried out now and change something.
 
-    One expression without branches per edit, over a whole column; what is so already, and what
-    concerns memcached, is set right afterwards.
+    The first loop reads one column and has no branches, because it runs at every decision. The
+    places that jobs have already and the edits of memcached's vCPUs are corrected afterwards.
 
-    :param control: a control row
+    :param control: a control row (`env.control`)
     :param rows: int64[n_edits, 7], see `EditTable`
     :param legal: float[n_edits], receives 1.0 or 0.0
     """
@@ -215,11 +235,17 @@ def legal_edits(control, rows, legal):
 
 
 def is_legal(control, rows, edit):
-    """Whether one edit is legal; says what `legal_edits` says."""
+    """
+    Whether one edit is legal, as `legal_edits` would mark it.
+
+    :param control: a control row (`env.control`)
+    :param rows: int64[n_edits, 7], see `EditTable`
+    :param edit: index of the edit
+    """
     if rows[edit, KIND] == SERVICE:
         return can_serve(control, rows[edit, CORES])
     if rows[edit, KIND] == KEEP and something_runs(control):
-        return True  # most decisions: no need to know what else is open
+        return True  # the answer to most decisions, without asking what else is open
     job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0
@@ -229,7 +255,7 @@ def apply_edit(control, rows, edit):
     """
     Write one edit into the desired allocation; an illegal one is counted and changes nothing.
 
-    :param control: a control row
+    :param control: a control row (`env.control`)
     :param rows: int64[n_edits, 7], see `EditTable`
     :param edit: index of the edit
     """
@@ -253,10 +279,12 @@ def apply_edit(control, rows, edit):
 
 def resolve_sets(control):
     """
-    Turn each job's set into vCPUs, after memcached's own are settled.
+    Turn each job's set into vCPUs, once memcached's vCPUs are decided.
 
-    A normal job gets the part of its set that memcached does not hold, or all vCPUs that are
-    left if that part is empty.
+    A normal job gets the part of its set that memcached does not hold, or all vCPUs that are left
+    if that part is empty.
+
+    :param control: a control row (`env.control`)
     """
     left = ((1 << control.n_vcpus) - 1) & ~control.service
     for job in range(len(control.state)):

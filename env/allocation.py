@@ -1,5 +1,5 @@
 """
-Who holds what: an immutable value that validates itself and yields its changes from another.
+An allocation: who holds which vCPUs, as a value that validates itself and lists its changes.
 
 Core sets are tuples of vCPU numbers here and bit masks in the arrays of the kernel.
 """
@@ -38,7 +38,11 @@ LEAST_QUOTA = 0.01
 
 @functools.lru_cache(maxsize=4096)
 def mask_of(cores: tuple[int, ...]) -> int:
-    """The bit mask of a core set."""
+    """
+    The bit mask of a core set.
+
+    :param cores: vCPU numbers
+    """
     mask = 0
     for core in cores:
         mask |= 1 << core
@@ -47,7 +51,11 @@ def mask_of(cores: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cores_of(mask: int) -> tuple[int, ...]:
-    """The core set of a bit mask, in rising order."""
+    """
+    The core set of a bit mask, in rising order.
+
+    :param mask: bit n stands for vCPU n
+    """
     return tuple(core for core in range(mask.bit_length()) if mask >> core & 1)
 
 
@@ -56,8 +64,11 @@ class JobAllocation:
     """
     What one job has.
 
-    :param threads: fixed once it was launched
-    :param quota: most CPU time it gets [vCPUs]; None is no limit
+    :param state: where the job stands
+    :param cores: its vCPUs
+    :param weight: its CPU weight
+    :param threads: thread count, fixed once the job was launched
+    :param quota: most CPU time that it gets [vCPUs]; None for no limit
     """
 
     state: JobState = JobState.PENDING
@@ -70,9 +81,14 @@ class JobAllocation:
 @dataclass(frozen=True)
 class Change:
     """
-    One thing to actuate.
+    One thing to actuate; what the change does not need has its default.
 
-    `what` is one of service-cores, start, cores, weight, quota, pause, resume.
+    :param what: one of service-cores, start, cores, weight, quota, pause, resume
+    :param job: the job's name; empty for memcached
+    :param cores: vCPUs
+    :param weight: CPU weight
+    :param threads: thread count
+    :param quota: most CPU time [vCPUs]; None for no limit
     """
 
     what: str
@@ -85,7 +101,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Allocation:
-    """memcached's vCPUs and each job's allocation."""
+    """
+    memcached's vCPUs and each job's allocation.
+
+    :param service_cores: memcached's vCPUs
+    :param jobs: the jobs' allocations by name
+    """
 
     service_cores: tuple[int, ...]
     jobs: Mapping[str, JobAllocation] = field(default_factory=dict)
@@ -94,6 +115,7 @@ class Allocation:
         """
         This allocation, if the scenario's machine could hold it.
 
+        :param scenario: the machine and the jobs
         :raises ValueError: naming the job and the fault
         """
         vcpus = scenario.machine.vcpus
@@ -116,15 +138,15 @@ class Allocation:
 
     def changes_from(self, current: "Allocation") -> tuple[Change, ...]:
         """
-        What to actuate to get from `current` to this; nothing that is already true.
+        What to actuate to get from `current` to this allocation.
 
         :param current: the allocation in force, over the same jobs
         """
         changes: list[Change] = []
         if set(self.service_cores) != set(current.service_cores):
             changes.append(Change("service-cores", cores=self.service_cores))
-        for name, wanted in self.jobs.items():
-            changes.extend(_job_changes(name, current.jobs.get(name, JobAllocation()), wanted))
+        for name, desired in self.jobs.items():
+            changes.extend(_job_changes(name, current.jobs.get(name, JobAllocation()), desired))
         return tuple(changes)
 
 
@@ -134,21 +156,23 @@ def _check_cores(name: str, cores: tuple[int, ...], vcpus: int) -> None:
         raise ValueError(f"{name}: cores {cores} are none of {list(range(vcpus))}")
 
 
-def _job_changes(name: str, now: JobAllocation, wanted: JobAllocation) -> list[Change]:
+def _job_changes(name: str, now: JobAllocation, desired: JobAllocation) -> list[Change]:
     running, paused = JobState.RUNNING, JobState.PAUSED
-    if now.state == JobState.DONE or wanted.state not in (running, paused):
+    if now.state == JobState.DONE or desired.state not in (running, paused):
         return []
     if now.state == JobState.PENDING:
-        if wanted.state == paused:
+        if desired.state == paused:
             return []
-        return [Change("start", name, wanted.cores, wanted.weight, wanted.threads, wanted.quota)]
+        return [
+            Change("start", name, desired.cores, desired.weight, desired.threads, desired.quota)
+        ]
     changes = []
-    if set(wanted.cores) != set(now.cores):
-        changes.append(Change("cores", name, cores=wanted.cores))
-    if wanted.weight != now.weight:
-        changes.append(Change("weight", name, weight=wanted.weight))
-    if wanted.quota != now.quota:
-        changes.append(Change("quota", name, quota=wanted.quota))
-    if wanted.state != now.state:
-        changes.append(Change("pause" if wanted.state == paused else "resume", name))
+    if set(desired.cores) != set(now.cores):
+        changes.append(Change("cores", name, cores=desired.cores))
+    if desired.weight != now.weight:
+        changes.append(Change("weight", name, weight=desired.weight))
+    if desired.quota != now.quota:
+        changes.append(Change("quota", name, quota=desired.quota))
+    if desired.state != now.state:
+        changes.append(Change("pause" if desired.state == paused else "resume", name))
     return changes

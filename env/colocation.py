@@ -20,20 +20,35 @@ class Backend(Protocol):
     """
     A machine that an environment can run episodes on.
 
-    `makes_load` says whether it makes its load itself; if not, somebody else loads it, and trace
-    seeds are without effect.
+    `makes_load` says whether the machine makes its own load. If not, somebody else loads it, and
+    trace seeds have no effect.
     """
 
     makes_load: bool
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
-        """Start an episode under mcperf's load of that seed."""
+        """
+        Start an episode.
+
+        :param trace_seed: seed of mcperf's load
+        :param rng: draws everything else that is random
+        """
 
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
-        """Take one decision; 0, `TERMINATED` or `TRUNCATED`, and the reward terms."""
+        """
+        Take one decision.
+
+        :param edit: index of the edit
+        :param gamma: the trainer's discount, for the shaping term
+        :return: 0, `TERMINATED` or `TRUNCATED`, and the reward terms by name
+        """
 
     def observe(self, row: npt.NDArray[np.float32]) -> None:
-        """Write the observation into `row`."""
+        """
+        Write the observation.
+
+        :param row: float32[n_features + n_edits], receives features and action mask
+        """
 
     def summary(self) -> dict[str, Any]:
         """The figures of the episode so far."""
@@ -120,6 +135,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         """
         Take one decision; see the class for what it does.
 
+        :param action: index of the edit
         :raises ValueError: if the action is not in the action space
         :raises ResetNeeded: before the first `reset`
         """

@@ -5,7 +5,7 @@ One row holds what the sensors show, what the policy desires, what the regulator
 what both remember. The regulator, the observation and the action encoding are plain functions
 over such a row: the simulator keeps thousands of rows in one structured array and compiles the
 functions; the live loop keeps a single `ControlState` and runs them as they are. So they cannot
-drift apart.
+drift apart. Core sets are bit masks in a row.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from env.allocation import IDLE, Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
+from env.codes import NORMAL
 from env.scenario import Scenario
 
 STATES, WEIGHTS = tuple(JobState), tuple(Weight)
@@ -66,7 +67,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("desired_weight", whole, jobs),
         ("desired_threads", whole, jobs),
         ("desired_quota", real, jobs),  # [vCPUs], inf is no limit
-        # What the regulator made of it: the allocation sent to the actuator, in one stretch.
+        # What the regulator made of it: the allocation that is sent to the actuator.
         ("service", whole),
         ("state", whole, jobs),
         ("cores", whole, jobs),
@@ -98,7 +99,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
     A control row before the first decision: memcached on its largest set, no job started.
 
     :param scenario: the problem
-    :param job_work_s: seconds each job needs alone on one vCPU, from the profile
+    :param job_work_s: seconds each job needs alone on one vCPU, by name
     """
     n_jobs, machine, rules = len(scenario.jobs), scenario.machine, scenario.regulation
     refuge = mask_of(scenario.service.core_choices[-1])
@@ -126,12 +127,12 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         desired_place=[-1] * n_jobs,
         desired_set=[everything] * n_jobs,
         desired_cores=[everything] * n_jobs,
-        desired_weight=[int(Weight.NORMAL)] * n_jobs,
+        desired_weight=[NORMAL] * n_jobs,
         desired_threads=[max(job.threads) for job in scenario.jobs],
         desired_quota=[math.inf] * n_jobs,
         service=refuge,
         cores=[everything] * n_jobs,
-        weight=[int(Weight.NORMAL)] * n_jobs,
+        weight=[NORMAL] * n_jobs,
         threads=[max(job.threads) for job in scenario.jobs],
         quota=[math.inf] * n_jobs,
         grown_at_s=long_ago,
@@ -144,16 +145,26 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
 
 
 class ControlState(SimpleNamespace):
-    """A single control row as a plain object, for the live loop (lists beat arrays there)."""
+    """A single control row as a plain object, for the live loop, where lists are faster."""
 
     @classmethod
     def initial(cls, scenario: Scenario, job_work_s: Mapping[str, float]) -> "ControlState":
-        """The row before the first decision; see `initial_values`."""
+        """
+        The row before the first decision.
+
+        :param scenario: the problem
+        :param job_work_s: seconds each job needs alone on one vCPU, by name
+        """
         return cls(**initial_values(scenario, job_work_s))
 
 
 def control_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
-    """The control row as a NumPy structured type."""
+    """
+    The control row as a NumPy structured type.
+
+    :param n_jobs: J, number of batch jobs
+    :param n_vcpus: C, number of vCPUs
+    """
     return np.dtype(control_fields(n_jobs, n_vcpus), align=True)
 
 
@@ -162,7 +173,7 @@ def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> Non
     Write an allocation into the row as the desired one.
 
     :param control: a control row
-    :param allocation: what the policy desires; a job that it does not name stays as last desired
+    :param allocation: what the policy desires; a job that it leaves out stays as it was desired
     :param scenario: gives the order of the jobs
     """
     control.desired_service = mask_of(allocation.service_cores)
@@ -184,7 +195,12 @@ def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> Non
 
 
 def regulated(control: Any, scenario: Scenario) -> Allocation:
-    """The allocation that the regulator let through, as a value."""
+    """
+    The allocation that the regulator let through, as a value.
+
+    :param control: a control row
+    :param scenario: gives the order of the jobs
+    """
     fields = (control.state, control.cores, control.weight, control.threads, control.quota)
     rows = zip(scenario.job_names, *(np.asarray(field).tolist() for field in fields), strict=True)
     jobs = {

@@ -17,7 +17,7 @@ def decide_edit(control, rows, edit):
     Most edits keep. After one that keeps, a settled row is left alone, because regulating it again
     would change nothing.
 
-    :param control: a control row
+    :param control: a control row (`env.control`)
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
     :param edit: index of the edit
     :return: whether the allocation was regulated, and so may have to be sent
@@ -36,7 +36,7 @@ def decide_allocation(control, regulator_on):
     """
     Regulate the desired allocation that `env.control.set_desired` wrote.
 
-    :param control: a control row
+    :param control: a control row (`env.control`)
     :param regulator_on: False lets the desired allocation through as it is
     """
     if regulator_on:

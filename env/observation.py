@@ -1,8 +1,8 @@
 """
 The observation: fixed, documented scaling of what a control row holds.
 
-No running statistics, so nothing can be lost between training and deployment, and nothing
-that a VM could not show. Layout, with J jobs and C vCPUs:
+There are no running statistics, which could be lost between training and deployment, and nothing
+that a VM could not show. The layout, with J jobs and C vCPUs:
 
 | features | content | scale |
 |---|---|---|
@@ -18,7 +18,7 @@ that a VM could not show. Layout, with J jobs and C vCPUs:
 | 1 | a latency probe runs | 0 / 1 |
 | 1 | probed p95, at most twice the SLO; 0 without a probe | SLO |
 | 1 | the worst of its readings, fading by 1/e in `FADE_S`, at most twice the SLO | SLO |
-| 1 | the same of readings that memcached held its refuge for, or more | SLO |
+| 1 | the worst of the readings while memcached held its refuge or more, fading | SLO |
 | C | vCPU belongs to memcached | 0 / 1 |
 | J x (7 + C) | job pending, running, paused, done; CPU time over solo work, at most 2; | 0 / 1, 1 |
 | | threads; background weight; vCPU belongs to the job | C, 0 / 1 |
@@ -37,23 +37,31 @@ VERSION = 2
 
 GLOBAL_FEATURES = 12 + HISTORY
 JOB_FEATURES = 7
-LONG_S = 10.0
-FADE_S = 600.0  # how long a bad reading of the probe is remembered
-WORST = 2.0  # times the SLO
+LONG_S = 10.0  # scale of the times since the load moved [s]
+FADE_S = 600.0  # how long a bad reading of the probe is remembered [s]
+WORST = 2.0  # largest p95 that is shown, as a multiple of the SLO
 
 
 def feature_count(scenario: Scenario) -> int:
-    """Number of features before the action mask."""
+    """
+    Number of features before the action mask.
+
+    :param scenario: gives the numbers of jobs and vCPUs
+    """
     vcpus = scenario.machine.vcpus
     return GLOBAL_FEATURES + vcpus + len(scenario.jobs) * (JOB_FEATURES + vcpus)
 
 
 def remember(control):
-    """Remember what the sensors have shown; call once a decision, before `observe`."""
+    """
+    Remember what the sensors have shown; to be called once a decision, before `observe`.
+
+    :param control: a control row (`env.control`)
+    """
     left = max(0.0, 1.0 - (control.now_s - control.decided_at_s) / FADE_S)
     control.worst_p95_us = max(control.probed_p95_us, control.worst_p95_us * left)
     control.refuge_p95_us *= left
-    # Longer than a window, so that the reading holds nothing from before.
+    # Two windows of the probe, so that the reading covers nothing from before memcached grew.
     settled = control.now_s - control.grown_at_s > 2.0 * PROBE_WINDOW_S
     if settled and control.refuge & ~control.service == 0:
         control.refuge_p95_us = max(control.probed_p95_us, control.refuge_p95_us)
@@ -64,7 +72,11 @@ def remember(control):
 
 
 def shift_history(control):
-    """Append the load this decision was taken on to the history; call once it was taken."""
+    """
+    Append the load of this decision to the history; to be called once it was taken.
+
+    :param control: a control row (`env.control`)
+    """
     for age in range(len(control.past_qps) - 1, 0, -1):
         control.past_qps[age] = control.past_qps[age - 1]
     control.past_qps[0] = control.qps
@@ -75,8 +87,8 @@ def observe(control, n_vcpus, features):
     """
     Write the features of a control row.
 
-    :param control: a control row, readings up to date
-    :param n_vcpus: C, which the kernel knows when it is compiled: a row only says it later
+    :param control: a control row (`env.control`) with up-to-date readings
+    :param n_vcpus: C; an argument, so that the compiled kernel can pass a constant
     :param features: float[feature_count], receives the values
     """
     held = 0

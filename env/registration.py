@@ -4,7 +4,8 @@ Makes `gymnasium.make` find the environments; import it, or name it as a module 
     gymnasium.make("env.registration:coretide/Colocation-v0", scenario="cca-2025")
     gymnasium.make("env.registration:coretide/ColocationVM-v0", scenario="local", runtime="process")
 
-The second one is this machine itself; its parts are named only, and imported when it is made.
+The second one is this machine itself. Its entry point is only named here, and imported when the
+environment is made.
 """
 
 import gymnasium

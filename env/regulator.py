@@ -23,13 +23,22 @@ REASONS = {
 
 
 def overrule(control, reason):
-    """Count an overruling and note its reason."""
+    """
+    Count an overruling and note its reason.
+
+    :param control: a control row (`env.control`)
+    :param reason: one of `REASONS`
+    """
     control.overruled += 1
     control.overruled_reasons |= reason
 
 
 def regulate_service(control):
-    """Decide memcached's vCPUs: growth at once, shrinking only after the dwell time."""
+    """
+    Decide memcached's vCPUs: it grows at once, and shrinks only after the dwell time.
+
+    :param control: a control row (`env.control`)
+    """
     control.overruled_reasons = 0
     service = control.desired_service & ((1 << control.n_vcpus) - 1)
     if service == 0:
@@ -45,7 +54,11 @@ def regulate_service(control):
 
 
 def regulate_jobs(control):
-    """Decide each job's state, vCPUs, weight and threads; memcached's vCPUs are settled."""
+    """
+    Decide each job's state, vCPUs, weight, threads and quota, once memcached's vCPUs are decided.
+
+    :param control: a control row (`env.control`)
+    """
     memory_free = control.memory_mib
     for job in range(len(control.state)):
         if control.job_state[job] == DONE:
@@ -75,7 +88,14 @@ def regulate_jobs(control):
 
 
 def hold_pause(control, job, state):
-    """Refuse to pause a job again before its dwell time has passed."""
+    """
+    Refuse to pause a job again before its dwell time has passed.
+
+    :param control: a control row (`env.control`)
+    :param job: index of the job
+    :param state: the desired state
+    :return: the state that the job may have
+    """
     if (
         state == PAUSED
         and control.state[job] == RUNNING
@@ -87,7 +107,14 @@ def hold_pause(control, job, state):
 
 
 def place(control, job, state):
-    """Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping."""
+    """
+    Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping.
+
+    :param control: a control row (`env.control`)
+    :param job: index of the job
+    :param state: the state that the job is to have
+    :return: the same, or that of a job for which memcached leaves no vCPU
+    """
     everything = (1 << control.n_vcpus) - 1
     weight = control.desired_weight[job]
     cores = control.desired_cores[job] & everything
@@ -99,7 +126,8 @@ def place(control, job, state):
         if cores == 0:
             cores = everything & ~control.service
         overrule(control, SHARING)
-        if cores == 0:  # memcached holds the whole machine: no dwell time keeps a job on it
+        # Where memcached holds the whole machine, a job leaves whatever its dwell time says.
+        if cores == 0:
             return PAUSED if control.state[job] != PENDING else PENDING
     if (
         control.state[job] == RUNNING
@@ -117,7 +145,11 @@ def place(control, job, state):
 
 
 def pass_through(control):
-    """Apply the desired allocation as it stands, to run published controllers as published."""
+    """
+    Apply the desired allocation as it stands, to run published controllers as published.
+
+    :param control: a control row (`env.control`)
+    """
     control.overruled_reasons = 0
     if control.desired_service != 0:
         control.service = control.desired_service

@@ -19,13 +19,17 @@ SEVERITY_WEIGHT = 3.0
 CHANGE_COST_S = 0.05
 
 WORK_RATE_PER_VCPU = 0.5
-"""Solo-core seconds of work per vCPU and second that Phi counts on; SMT costs the other half."""
+"""The rate that Phi assumes [solo-core seconds of work per vCPU and second]; SMT costs the rest."""
 
 TERMS = ("time", "slo", "churn", "shaping")
 
 
 def time_term(elapsed_s):
-    """Cost of time."""
+    """
+    Cost of time.
+
+    :param elapsed_s: seconds since the last decision
+    """
     return -elapsed_s / UNIT_S
 
 
@@ -40,7 +44,11 @@ def slo_term(violated_s, over_slo_s):
 
 
 def churn_term(changes):
-    """Cost of edits and actuations."""
+    """
+    Cost of edits and actuations.
+
+    :param changes: how many there were
+    """
     return -CHANGE_COST_S * changes / UNIT_S
 
 
@@ -55,5 +63,11 @@ def potential(work_left_s, n_vcpus):
 
 
 def shaping_term(gamma, potential_before, potential_after):
-    """Gamma Phi(s') - Phi(s)."""
+    """
+    The shaping reward, gamma Phi(s') - Phi(s).
+
+    :param gamma: the trainer's discount
+    :param potential_before: Phi(s) [`UNIT_S`]
+    :param potential_after: Phi(s') [`UNIT_S`]
+    """
     return gamma * potential_after - potential_before

@@ -37,7 +37,13 @@ class _Part(BaseModel):
 
 
 class Machine(_Part):
-    """The virtual machine. `smt_siblings` are pairs of vCPUs that share a physical core."""
+    """
+    The virtual machine.
+
+    :param vcpus: number of vCPUs
+    :param smt_siblings: pairs of vCPUs that share a physical core
+    :param memory_mib: memory for all jobs [MiB]
+    """
 
     vcpus: Annotated[int, Field(ge=2, le=62)]
     smt_siblings: tuple[tuple[int, int], ...] = ()
@@ -59,7 +65,11 @@ class Machine(_Part):
         return self
 
     def sibling_of(self, vcpu: int) -> int:
-        """The vCPU on the same physical core, or -1."""
+        """
+        The vCPU on the same physical core, or -1.
+
+        :param vcpu: its number
+        """
         for first, second in self.smt_siblings:
             if vcpu in (first, second):
                 return second if vcpu == first else first
@@ -77,9 +87,12 @@ class Service(_Part):
     """
     The latency-critical service.
 
-    `core_choices` are the vCPU sets a policy may give it; the largest is its refuge.
-    `overflow_cores` is a larger set still, for a machine on which the refuge breaks the SLO: no
-    published rule knows of it.
+    :param threads: memcached's worker threads
+    :param slo_us: limit of the 95th percentile of latency [µs]
+    :param core_choices: vCPU sets that a policy may give it, the smallest first; the largest is its
+        refuge
+    :param overflow_cores: a larger set still, for a machine on which the refuge breaks the SLO; no
+        published rule knows of it
     """
 
     name: Literal["memcached"] = "memcached"
@@ -90,7 +103,7 @@ class Service(_Part):
 
     @property
     def sets(self) -> tuple[tuple[int, ...], ...]:
-        """Every vCPU set it may get, the smallest first."""
+        """Every vCPU set that the service may get, the smallest first."""
         overflow = (self.overflow_cores,) if self.overflow_cores else ()
         return (*self.core_choices, *overflow)
 
@@ -108,9 +121,11 @@ class Job(_Part):
     """
     A batch job.
 
-    `command` is a list of arguments in which the literal token `{threads}` stands for the
-    thread count, fixed at launch. `memory_mib` is the limit the container gets. An `endless` job
-    never ends by itself: how much it gets done counts, not when.
+    :param image: the container's image
+    :param command: arguments, in which the literal token `{threads}` stands for the thread count
+    :param threads: allowed thread counts, in rising order; one is chosen at launch
+    :param memory_mib: the container's memory limit [MiB]
+    :param endless: the job never ends by itself; what counts is how much it gets done
     """
 
     name: Name
@@ -141,10 +156,14 @@ class Job(_Part):
 
 class Load(_Part):
     """
-    mcperf's dynamic load: a new level in [qps_min, qps_max] every `interval_s` seconds.
+    mcperf's dynamic load: a new level every interval.
 
-    With `targets` the levels are these, in this order and again from the first one, in place of
-    drawn ones; each lasts `target_intervals` intervals.
+    :param qps_min: lowest level [requests/s]
+    :param qps_max: highest level [requests/s]
+    :param interval_s: length of an interval [s]
+    :param duration_s: length of the whole load [s]
+    :param targets: the levels in place of drawn ones [requests/s], repeated from the first one
+    :param target_intervals: number of intervals that each of `targets` lasts
     """
 
     qps_min: PositiveInt
@@ -172,9 +191,12 @@ class Control(_Part):
     """
     The control loop.
 
-    Sensors are polled every `period_s`. A policy that sleeps until something happens is woken
-    at the first poll after a job ended or after the load moved by more than `wake_qps`, and at
-    the latest `hold_s` after its last decision.
+    A policy that sleeps until something happens is woken at the first poll after a job has ended
+    or the load has moved.
+
+    :param period_s: seconds from one poll of the sensors to the next
+    :param hold_s: seconds after its last decision by which the policy is woken in any case
+    :param wake_qps: smallest move of the load that wakes the policy [requests/s]
     """
 
     period_s: PositiveFloat
@@ -193,9 +215,9 @@ class Regulation(_Part):
     The bounds the regulator keeps any policy to.
 
     :param share_service_cores: whether background-weight jobs may run on memcached's vCPUs
-    :param service_dwell_s: memcached keeps vCPUs at least this long after it was given them
-    :param pause_dwell_s: a job is not paused again before this time has passed
-    :param move_dwell_s: a job's vCPUs do not change again before this time has passed, unless
+    :param service_dwell_s: memcached keeps vCPUs at least this long after it was given them [s]
+    :param pause_dwell_s: a job is not paused again before this time has passed [s]
+    :param move_dwell_s: a job's vCPUs do not change again before this time has passed [s], unless
         memcached takes them
     """
 
@@ -207,10 +229,16 @@ class Regulation(_Part):
 
 class Delays(_Part):
     """
-    Actuation and sensing delays that replace the profile's measured ones (seconds).
+    Actuation and sensing delays that replace the profile's measured ones; None keeps those.
 
-    With `docker_moves` a job's vCPUs, weight and quota change by calls to Docker, one after
-    another, as in the published controllers, and are not written directly.
+    :param api_latency_median_s: median time of a call to Docker [s]
+    :param api_latency_p90_s: its 90th percentile [s]
+    :param api_latency_p99_s: its 99th percentile [s]
+    :param fast_latency_s: time until a written cpuset or weight acts [s]
+    :param container_start_s: time that a container takes to start [s]
+    :param sensor_noise: relative standard deviation of a reading
+    :param docker_moves: a job's vCPUs, weight and quota change by calls to Docker, one after
+        another, as in the published controllers, in place of being written directly
     """
 
     api_latency_median_s: PositiveFloat | None = None
@@ -226,8 +254,16 @@ class Scenario(_Part):
     """
     Everything that defines one colocation problem.
 
-    `profile` is a shipped profile's name or a YAML file; `load_scenario` finds a file beside the
-    scenario's own.
+    :param name: what tables call it
+    :param description: one or two sentences for the reader
+    :param profile: a shipped profile's name, or a YAML file, relative to the scenario's own
+    :param machine: the virtual machine
+    :param service: memcached and its SLO
+    :param jobs: the batch jobs
+    :param load: what memcached serves
+    :param control: the control loop's times
+    :param regulation: what the regulator keeps any policy to
+    :param delays: delays in place of the profile's
     """
 
     name: Name
@@ -281,7 +317,7 @@ class Scenario(_Part):
 
     @property
     def endless(self) -> bool:
-        """Whether a run ends with the load only."""
+        """Whether some job never ends, so that a run ends with the load."""
         return any(job.endless for job in self.jobs)
 
     def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
@@ -352,7 +388,11 @@ def _read_profile(profile: str) -> tuple[dict[str, float], str]:
 
 
 def is_profile_file(profile: str) -> bool:
-    """Whether a scenario's `profile` is a file, not a shipped profile's name."""
+    """
+    Whether a profile is named by a file, not by a shipped profile's name.
+
+    :param profile: what the scenario says
+    """
     return Path(profile).suffix in (".yaml", ".yml")
 
 

@@ -20,7 +20,12 @@ class MaskedNetwork:
         self._layers = layers
 
     def logits(self, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """float32[..., n_features] to float32[..., n_actions], not masked."""
+        """
+        The network's output, not masked.
+
+        :param features: float32[..., n_features]
+        :return: float32[..., n_actions]
+        """
         *hidden, (weight, bias) = self._layers
         for inner_weight, inner_bias in hidden:
             features = np.maximum(features @ inner_weight.T + inner_bias, 0.0)
@@ -31,6 +36,7 @@ class MaskedNetwork:
         The best legal action.
 
         :param observation: float32[..., n_features + n_actions], the mask at its end
+        :return: int64[...], indices of actions
         """
         n_features = self._layers[0][0].shape[1]
         logits = self.logits(observation[..., :n_features])
@@ -41,8 +47,8 @@ class SingleNetwork:
     """
     `MaskedNetwork` for one observation at a time, in a third of the time.
 
-    Nothing is allocated, and biases are weights of an input that is always 1. `features` is the
-    network's input, to be written into: n_features values.
+    Nothing is allocated, and biases are weights of an input that is always 1. The caller writes the
+    network's input into `features`, float32[n_features].
 
     :param layers: see `MaskedNetwork`
     """
@@ -74,7 +80,7 @@ class SingleNetwork:
 
 class KnownMasks:
     """
-    `env.action.legal_edits`, remembered: the same few masks come again and again.
+    `env.action.legal_edits` with a memory, because a run meets the same few masks again and again.
 
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
     """
@@ -87,14 +93,14 @@ class KnownMasks:
 
     def penalty(self, control: ControlState) -> npt.NDArray[np.float32]:
         """
-        What makes illegal edits lose.
+        What is added to the network's output, so that illegal edits lose.
 
         :param control: a control row
         :return: float32[n_edits], 0 where an edit is legal and -inf where it is not
         """
         held = control.now_s - control.grown_at_s < control.service_dwell_s
         places = tuple(control.desired_place)
-        # All that `legal_edits` looks at.
+        # This is all that `legal_edits` looks at.
         seen = (open_edits(control), tuple(control.state), places)
         key = (*seen, control.desired_service, control.service, held)
         known = self._known.get(key)

@@ -7,8 +7,8 @@ import numpy as np
 from agents.checkpoint import Checkpoint, read_checkpoint
 from agents.ppo.network import KnownMasks, SingleNetwork
 from env.action import CORES, JOB, KIND, WEIGHT, edit_table
-from env.allocation import Allocation, JobAllocation, JobState, cores_of, mask_of
-from env.codes import PLACE
+from env.allocation import Allocation, JobAllocation, cores_of, mask_of
+from env.codes import DONE, PENDING, PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
 from env.decision import decide_edit
 from env.observation import observe, remember, shift_history
@@ -20,10 +20,11 @@ class PPOPolicy:
     """
     A trained policy behind the `Policy` protocol.
 
-    It keeps a control row of its own, run by the same functions as the simulator's: the
-    observation, the edits and the regulator's effect on both.
+    The policy keeps a control row of its own, and observes, edits and regulates it by the same
+    functions as the simulator.
 
     :param checkpoint: what to run
+    :param name: what tables call it
     """
 
     wakes = True
@@ -51,6 +52,7 @@ class PPOPolicy:
         """
         Begin an episode.
 
+        :param scenario: the problem
         :raises InputError: if the policy was trained for other actions or observations
         """
         self.checkpoint.require_scenario(scenario)
@@ -67,7 +69,11 @@ class PPOPolicy:
         self._desired_value = Allocation(())
 
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """Observe, choose an edit and return the allocation it leads to."""
+        """
+        Observe, choose an edit and return the allocation that it leads to.
+
+        :param telemetry: what the machine shows now
+        """
         control = self._control
         self._read(telemetry)
         if telemetry.applied is not self._seen:
@@ -117,10 +123,10 @@ class PPOPolicy:
             job = applied.jobs[name]
             state, cores = int(job.state), mask_of(job.cores)
             known = (control.state[index], control.cores[index], control.weight[index])
-            if known == (state, cores, job.weight) or state == JobState.DONE:
+            if known == (state, cores, job.weight) or state == DONE:
                 continue
             control.state[index] = control.desired_state[index] = state
-            if state == JobState.PENDING:
+            if state == PENDING:
                 control.desired_place[index] = -1
                 continue
             control.cores[index] = control.desired_cores[index] = cores

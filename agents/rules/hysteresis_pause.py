@@ -9,7 +9,14 @@ from env.telemetry import Telemetry
 
 
 class HysteresisPauseParameters(Parameters):
-    """The CPU thresholds [vCPUs], and the jobs of each lane in order, with their threads."""
+    """
+    When the shared vCPU changes hands, and the lanes.
+
+    :param take_above: memcached's CPU use [vCPUs] above which it takes the shared vCPU
+    :param return_below: memcached's CPU use [vCPUs] below which it hands it back
+    :param heavy: thread counts by job, in order, of the jobs on vCPUs of their own
+    :param light: thread counts by job, in order, of the jobs on the shared vCPU
+    """
 
     take_above: PositiveFloat
     return_below: PositiveFloat

@@ -15,11 +15,13 @@ class IntelPrmParameters(BestEffortParameters):
     """
     The two loops' periods, the model of memcached alone, and the levels.
 
-    :param main_period_s: between looks at cycles per instruction
-    :param learn_s: how long memcached runs alone at first
-    :param cpi_deviations: standard deviations above the mean that count as contention
-    :param margin: of CPU time below memcached's maximum [vCPUs]
-    :param quiet_cycles: of the sub-loop before the budget grows
+    :param main_period_s: seconds between two readings of cycles per instruction
+    :param learn_s: seconds that memcached runs alone at first
+    :param cpi_deviations: number of standard deviations above the mean that count as contention
+    :param margin: CPU time that must stay free below memcached's maximum [vCPUs]
+    :param quiet_cycles: number of periods without contention before the budget grows
+    :param levels: number of levels that memcached's maximum is divided into
+    :param least_budget: smallest budget [vCPUs]
     """
 
     main_period_s: PositiveFloat

@@ -10,7 +10,13 @@ from env.telemetry import Telemetry
 
 
 class LatencyAwarePrmParameters(BestEffortParameters):
-    """How many levels the machine's CPU time has, the highest in use, and the lowest budget."""
+    """
+    The levels of the CPU budget.
+
+    :param levels: number of levels that the machine's CPU time is divided into
+    :param top_level: highest level in use
+    :param least_budget: smallest budget [vCPUs]
+    """
 
     levels: PositiveInt
     top_level: PositiveInt

@@ -13,9 +13,9 @@ class PartiesParameters(BestEffortParameters):
     """
     When to move a vCPU.
 
-    :param upsize_slack: latency slack below which the service gets one more
-    :param downsize_slack: latency slack above which it gives one away
-    :param hold_s: how long a step that had to be rolled back is not tried again
+    :param upsize_slack: slack, a share of the SLO, below which the service gets one more vCPU
+    :param downsize_slack: slack, a share of the SLO, above which it gives one away
+    :param hold_s: seconds for which a step that was rolled back is not tried again
     """
 
     upsize_slack: PositiveFloat

@@ -12,7 +12,11 @@ from env.telemetry import Telemetry
 
 
 class PerfIsoParameters(BestEffortParameters):
-    """How many vCPUs must stay idle."""
+    """
+    The buffer of idle CPU time.
+
+    :param buffer: CPU time that must stay idle [vCPUs]
+    """
 
     buffer: PositiveFloat
 

@@ -11,7 +11,11 @@ from env.telemetry import Telemetry
 
 
 class RandomChoiceParameters(Parameters):
-    """The seed: every episode draws the same sequence."""
+    """
+    What is drawn.
+
+    :param seed: seed of the draws; every episode draws the same sequence
+    """
 
     seed: NonNegativeInt
 

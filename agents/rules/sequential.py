@@ -9,7 +9,12 @@ from env.telemetry import Telemetry
 
 
 class SequentialParameters(Parameters):
-    """memcached's CPU threshold [vCPUs] and every job's thread count."""
+    """
+    When memcached grows, and the jobs' threads.
+
+    :param threshold: memcached's CPU use [vCPUs] above which it gets its largest set
+    :param threads: thread count of every job
+    """
 
     threshold: PositiveFloat
     threads: PositiveInt

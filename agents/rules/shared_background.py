@@ -9,7 +9,15 @@ from env.telemetry import Telemetry
 
 
 class SharedBackgroundParameters(Parameters):
-    """Which jobs run alone and first, which go to memcached's vCPUs, and all thread counts."""
+    """
+    The lanes and their thread counts.
+
+    :param alone: jobs that run first, one after another
+    :param alone_threads: thread count of those
+    :param beside: jobs on memcached's vCPUs, one after another
+    :param apart: jobs on the other vCPUs, one after another
+    :param paired_threads: thread count of the jobs in both lanes
+    """
 
     alone: tuple[str, ...]
     alone_threads: PositiveInt

@@ -10,7 +10,13 @@ from env.telemetry import Telemetry
 
 
 class FixedJob(BaseModel):
-    """One job's vCPUs, threads and weight."""
+    """
+    What one job has.
+
+    :param cores: its vCPUs
+    :param threads: its thread count
+    :param background: whether it has background weight
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,8 +29,9 @@ class StaticParameters(Parameters):
     """
     memcached's vCPUs and each job's place.
 
-    Without `service_cores` memcached has its largest set; a job that is not listed gets the
-    vCPUs that memcached does not hold, and as many threads.
+    :param service_cores: memcached's vCPUs; its largest set if there are none
+    :param jobs: places by job name; a job that is not listed gets the vCPUs that memcached does not
+        hold, and as many threads
     """
 
     service_cores: tuple[NonNegativeInt, ...] = ()

@@ -10,9 +10,13 @@ from env.telemetry import Telemetry
 
 class StatsPollPackedParameters(Parameters):
     """
-    The request rate above which memcached has its largest set, and the order of the jobs.
+    When memcached grows, and the order of the jobs.
 
-    `service_stays` keeps memcached on its largest set all the time.
+    :param threshold_qps: request rate above which memcached gets its largest set [requests/s]
+    :param packed: jobs with one thread, one a vCPU, in order
+    :param wide: jobs that run afterwards on all free vCPUs, in order
+    :param wide_threads: thread count of those
+    :param service_stays: whether memcached keeps its largest set all the time
     """
 
     threshold_qps: PositiveFloat

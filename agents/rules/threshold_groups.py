@@ -11,7 +11,13 @@ from env.telemetry import Telemetry
 
 
 class GroupMember(BaseModel):
-    """One job of a group: its threads, and how many of the batch vCPUs it may use."""
+    """
+    One job of a group.
+
+    :param job: its name
+    :param threads: its thread count
+    :param cores: number of batch vCPUs that it may use
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -21,7 +27,12 @@ class GroupMember(BaseModel):
 
 
 class ThresholdGroupsParameters(Parameters):
-    """memcached's CPU threshold [vCPUs] and the groups in their order."""
+    """
+    When memcached grows, and the groups.
+
+    :param threshold: memcached's CPU use [vCPUs] above which it gets its largest set
+    :param groups: the groups of jobs, in the order in which they run
+    """
 
     threshold: PositiveFloat
     groups: tuple[tuple[GroupMember, ...], ...]
@@ -36,8 +47,8 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     when the last job of the one before has ended: canneal (3 threads), blackscholes (2) and
     dedup (1); ferret (3), vips (1) and radix (1); freqmine (3). Long jobs use all batch vCPUs,
     blackscholes two, the short ones one and the same. Its logs show all jobs on all batch vCPUs:
-    `threshold-groups-as-run` does the same. On a machine so small that memcached holds
-    all of it then, the jobs pause.
+    `threshold-groups-as-run` does the same. Where memcached's largest set is the whole machine, the
+    jobs pause while it holds that.
     """
 
     schema = ThresholdGroupsParameters
