@@ -30,8 +30,8 @@ def table(folder: Path, name: str) -> pd.DataFrame:
     """
     One of the measured tables.
 
-    :param folder: where they are
-    :param name: which
+    :param folder: of all tables
+    :param name: of this one, without its suffix
     :raises InputError: if it cannot be read
     """
     path = folder / f"{name}.csv.gz"
