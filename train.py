@@ -26,7 +26,11 @@ def parser() -> argparse.ArgumentParser:
     add("--env", choices=["sim", "vm"], default="sim", help="the simulator, or this machine")
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file")
     add("--recipe", help="a shipped recipe or a YAML file (default, or live with --env vm)")
-    add("--steps", type=whole_number(1), help="decisions to train for (the recipe's)")
+    add(
+        "--steps",
+        type=whole_number(1),
+        help="decisions, rounded up to whole rollouts (the recipe's)",
+    )
     add("--seed", type=whole_number(0), default=0, help="of everything random (%(default)s)")
     add("--out", type=Path, help="folder of the run (runs/SCENARIO-RECIPE-SEED)")
     add("--resume", type=Path, help="a checkpoint to go on from")

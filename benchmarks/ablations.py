@@ -59,6 +59,7 @@ MEMORY = (*range(3, 5 + HISTORY), 10 + HISTORY, 11 + HISTORY)
 
 SHAPING = TERMS.index("shaping")
 WRONG = 0.2
+"""Fraction by which every parameter is wrong in the setting `wrong`."""
 
 
 class AblatedVecEnv(ColocationVecEnv):

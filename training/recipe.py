@@ -51,7 +51,7 @@ class Recipe(BaseModel):
     """
     How to train.
 
-    :param steps: decisions over all machines
+    :param steps: decisions over all machines; the last rollout is finished, at the final step size
     :param n_envs: simulated machines in parallel
     :param n_steps: decisions of each machine between two updates
     :param batch_size: decisions in one minibatch

@@ -16,7 +16,7 @@ from training.evaluation.timeline import TimelineRecorder
 @dataclass(frozen=True)
 class EpisodeStart:
     """
-    One episode to be: its load trace and the source of everything else that is random.
+    What an episode follows from: its load trace and the source of all other random numbers.
 
     :param trace_seed: mcperf's seed
     :param entropy: with the trace seed, the seed of the episode's random numbers

@@ -44,7 +44,7 @@ STATE_AFTER = {
 
 def recording_of(folder: Path) -> Recording:
     """
-    A run as the plots want it.
+    The recording of a run, from its logs.
 
     :param folder: the run's report folder
     """

@@ -78,7 +78,7 @@ def scenario_of(name: str, interval_s: float) -> Scenario:
 @cache
 def factory_of(name: str, interval_s: float) -> EpisodeFactory:
     """
-    What its episodes look like; each process prepares it once.
+    The episodes of a scenario at a load interval; each process prepares them once.
 
     :param name: a shipped scenario's name, or a YAML file
     :param interval_s: [s]
@@ -89,7 +89,7 @@ def factory_of(name: str, interval_s: float) -> EpisodeFactory:
 
 def measure(cell: Cell) -> dict[str, Any]:
     """
-    A policy's figures; see `training.evaluation.comparison.policy_report`.
+    A policy's figures; see `training.evaluation.figures.policy_report`.
 
     :param cell: what to run
     """

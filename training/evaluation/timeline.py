@@ -54,11 +54,11 @@ class Recording:
 
 class TimelineRecorder:
     """
-    Watches a machine between decisions.
+    Records what happens on a machine between decisions.
 
-    When a change lands is known from the moment it was sent, so that nothing has to be polled;
-    a wait is only cut where a change lands, as the next one may be sent then, and where more than
-    one interval ends within it.
+    A change is recorded when it is sent, because the machine knows already when it will land. A
+    wait is cut only where a change lands (the next one may be sent then) and where more than one
+    interval would end within it.
 
     :param scenario: the problem
     """
@@ -135,12 +135,12 @@ class TimelineRecorder:
 
 def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     """
-    Append a change that is under way; one that has not landed yet gives way, as memcached's do.
+    Append a change that is under way, in place of an earlier one that has not landed yet.
 
     :param marks: changes so far, in order of time
     :param now_s: the time now
     :param lands_s: when it takes effect, infinite if none is under way
-    :param value: what is so from then on
+    :param value: what holds from then on
     """
     if not math.isfinite(lands_s):
         return
@@ -150,5 +150,5 @@ def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
 
 
 def value_at(marks: Marks[T], time_s: float) -> T:
-    """What was so at a time that is not before the first change."""
+    """The value at a time that is not before the first change."""
     return marks[bisect_right(marks, time_s, key=lambda change: change[0]) - 1][1]

@@ -108,9 +108,9 @@ class Evaluation(BaseCallback):
 
     def keep(self, path: Path) -> None:
         """
-        Let a checkpoint that is there already be the best, until a better one takes its place.
+        Let a checkpoint of an earlier run be the best until a better one takes its place.
 
-        :param path: where it would be
+        :param path: of that checkpoint; nothing happens if there is none
         :raises InputError: if it is not a checkpoint for this scenario
         """
         if path.is_file():
@@ -119,7 +119,7 @@ class Evaluation(BaseCallback):
             self.best, _ = self._score(MaskedNetwork(checkpoint.layers))
 
     def _score(self, actor: Actor) -> tuple[Score, list[dict[str, Any]]]:
-        """A policy's score, and its episodes on the profile's physics."""
+        """The score of a policy, and its episodes on the profile's physics."""
         episodes = self.recipe.selection_episodes
         summaries = run_selection(actor, self.factory, episodes)
         varied = run_selection(actor, self.varied, episodes) if self.varied else []

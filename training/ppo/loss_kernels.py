@@ -189,17 +189,17 @@ def slope(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def slopes_of_judged(  # type: ignore[no-untyped-def]
+def masked_log_probs_gradient(  # type: ignore[no-untyped-def]
     logits, probabilities, offsets, entropies, actions, by_log_prob, by_entropy, slopes
 ):
     """
-    The gradient by the logits of what `masked_log_probs` has written.
+    The gradient of log-probabilities and entropies by the logits.
 
-    :param logits: float32[B, A], what it was given
-    :param probabilities: float32[B, A], what it has written, as the next two
+    :param logits: float32[B, A], as given to `masked_log_probs`
+    :param probabilities: float32[B, A], as written by it, like the next two
     :param offsets: float32[B]
     :param entropies: float32[B]
-    :param actions: int64[B], what it was given
+    :param actions: int64[B], as given to `masked_log_probs`
     :param by_log_prob: float32[B], slopes by `log_probs`
     :param by_entropy: float32[B], slopes by `entropies`
     :param slopes: float32[B, A], receives the gradient

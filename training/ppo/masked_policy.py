@@ -20,7 +20,7 @@ from training.ppo.loss_kernels import (
     ILLEGAL_LOGIT,
     draw_actions,
     masked_log_probs,
-    slopes_of_judged,
+    masked_log_probs_gradient,
 )
 
 KEEP_BIAS = 3.0
@@ -67,7 +67,8 @@ class MaskedLogProbs(torch.autograd.Function):
         """From the slopes by both results, float32[B], to those by the logits."""
         slopes = torch.empty_like(ctx.saved_tensors[0])
         by_results = (by_log_probs.contiguous(), by_entropies.contiguous())
-        slopes_of_judged(*(x.detach().numpy() for x in (*ctx.saved_tensors, *by_results, slopes)))
+        given = (*ctx.saved_tensors, *by_results, slopes)
+        masked_log_probs_gradient(*(x.detach().numpy() for x in given))
         return slopes, None, None
 
 

@@ -15,12 +15,14 @@ SELECTION_ENTROPY = 20250531
 """Fixed before any training run; report traces come from another class of seeds altogether."""
 
 ACCEPTED_VIOLATION_RATIO = 0.002
+"""Violation ratio up to which violations do not count."""
+
 ACCEPTED_VARIED_RATIO = 0.01
-"""The same where each episode's physics and load interval are drawn as the recipe says."""
+"""The same limit where each episode's physics and load interval are drawn as the recipe says."""
 
 
 class Actor(Protocol):
-    """Whoever maps observations to edits."""
+    """A policy as a function from observations to edits."""
 
     def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """float32[B, size] to int[B]."""

@@ -20,7 +20,7 @@ from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.selection import Score
 from training.ppo.training_state import restore
-from training.recipe import Recipe
+from training.recipe import Imitation, Recipe
 
 SHARED_WITH_PPO = (
     "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
@@ -145,6 +145,30 @@ def announce(model: PPO, steps: int, folder: Path, where: str = "") -> None:
     )
 
 
+def begin_by_imitating(
+    model: PPO, factory: EpisodeFactory, recipe: Recipe, imitation: Imitation, seed: int
+) -> None:
+    """
+    Find a schedule and fit a fresh model to the expert that follows it.
+
+    :param model: what learns
+    :param factory: the problem as the profile has it
+    :param recipe: says how the machines differ on which the expert demonstrates
+    :param imitation: the recipe's section
+    :param seed: of everything random
+    """
+    makespan_s, schedule = find_schedule(factory, seed, imitation)
+    print(f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True)
+    environments = ColocationVecEnv(
+        factory.scenario,
+        imitation.n_envs,
+        recipe.gamma,
+        seed=seed,
+        variation=variation_of(recipe),
+    )
+    imitate(model, environments, schedule, seed, imitation)
+
+
 def train(
     scenario: Scenario,
     recipe: Recipe,
@@ -181,30 +205,23 @@ def train(
         variation=variation,
         threads=torch.get_num_threads(),
     )
-    if resume is None:
-        model = new_model(recipe, environments, seed, algorithm)
-    else:
+    plain = EpisodeFactory(scenario)
+    varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
+    if resume is not None:
         checkpoint = read_checkpoint(resume)
         checkpoint.require_scenario(scenario)
         model = resumed_model(checkpoint, recipe, environments, seed, algorithm)
-    plain = EpisodeFactory(scenario)
-    varied = None if variation == Variation() else EpisodeFactory(scenario, variation=variation)
-    if recipe.imitation and resume is None:
-        makespan_s, schedule = find_schedule(plain, seed, recipe.imitation)
-        print(
-            f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True
-        )
-        stage = ColocationVecEnv(
-            scenario, recipe.imitation.n_envs, recipe.gamma, seed=seed, variation=variation
-        )
-        imitate(model, stage, schedule, seed, recipe.imitation)
+    else:
+        model = new_model(recipe, environments, seed, algorithm)
+        if recipe.imitation is not None:
+            begin_by_imitating(model, plain, recipe, recipe.imitation, seed)
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     warm = recipe.imitation is not None or resume is not None
     evaluation = Evaluation(plain, varied, recipe, folder, warm)
     if resume is not None:
         evaluation.keep(folder / "best.zip")
-    decisions = whole_rollouts(model, recipe.steps)
-    progress = ProgressLine(evaluation, model.num_timesteps + decisions)
+    end = model.num_timesteps + whole_rollouts(model, recipe.steps)
+    progress = ProgressLine(evaluation, end)
     try:
         announce(model, recipe.steps, folder)
         model.learn(

@@ -186,13 +186,7 @@ def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
 
 FIRST_UPDATE = """
 import sys
-from env.reward import TERMS, VIOLATION_WEIGHT
 from env.scenario import load_scenario
-from env.simulator.load import trace_seeds
-from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from env.simulator.vector_env import ColocationVecEnv
-from env.simulator.load import trace_seeds
-from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
