@@ -102,7 +102,11 @@ class LiveBackend:
         return ended, terms
 
     def observe(self, row: npt.NDArray[np.float32]) -> None:
-        """Write the observation, float32[n_features + n_edits]."""
+        """
+        Write the observation, features first and then the mask of legal edits.
+
+        :param row: float32[n_features + n_edits], written in place
+        """
         assert self._episode is not None, "begin comes first"
         control, n_features = self._episode.control, len(row) - len(self._rows)
         observe(control, control.n_vcpus, row[:n_features])
@@ -149,7 +153,12 @@ class Episode:
             self._undo = stack.pop_all()
 
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
-        """See `LiveBackend.step`; the simulator's `env.simulator.kernel.step` on a real machine."""
+        """
+        The simulator's `env.simulator.kernel.step` on a real machine; see `LiveBackend.step`.
+
+        :param edit: index into the scenario's edits
+        :param gamma: discount for the shaping term
+        """
         machine, control, loop = self.machine, self.control, self._scenario.control
         before_s, before, applied = machine.polled_s, self._potential(), machine.applied
         machine.edit(self._rows, edit)
