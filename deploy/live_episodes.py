@@ -259,14 +259,14 @@ class Episode:
             )
 
     def _poll_while(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Go on polling while a condition holds, but not for ever."""
+        """Go on polling while a condition holds, for at most `limit_s` seconds."""
         machine = self.machine
         give_up_s = machine.now_s + limit_s
         while condition() and machine.now_s < give_up_s:
             machine.advance(machine.polled_s + self._scenario.control.period_s)
 
     def _potential(self) -> float:
-        """Phi by what can be seen: CPU time that is left of the profile's work."""
+        """Phi by what can be measured: the CPU time that is left of the profile's work."""
         row = self.control
         left_s = sum(
             max(0.0, work_s - used_s)
@@ -278,7 +278,7 @@ class Episode:
         return potential(left_s, row.n_vcpus)
 
     def _end_code(self) -> int:
-        """0, `TERMINATED` or `TRUNCATED`."""
+        """How the episode stands: 0 while it goes on, else `TERMINATED` or `TRUNCATED`."""
         for name, record in self._state.jobs.items():
             if record.exit_code:
                 raise InputError(

@@ -32,8 +32,8 @@ LATE_S = 2.0
 """A call that takes longer is reported."""
 
 UNAVAILABLE_LIMIT_S = 60.0
-"""A runtime that is away for longer fails the attempt. One that was told to start it must first say
-that it does not run, however long that takes: no job runs twice."""
+"""An attempt fails if the runtime is unavailable for longer. A runtime that was told to start the
+attempt must first say that it does not run, however long that takes: no job runs twice."""
 
 GIVEN_UP = 125
 """Exit code of a job that never ran."""
@@ -143,7 +143,7 @@ class JobRun:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way or left to be cleaned up."""
+        """Whether a call is under way or an ended attempt is left to be removed."""
         return self._call is not None or self._to_remove is not None
 
     @property
