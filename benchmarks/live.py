@@ -80,12 +80,20 @@ class GrowWithLoad:
     needs_cpi = False
 
     def reset(self, scenario: Scenario) -> None:
-        """Begin."""
+        """
+        Begin.
+
+        :param scenario: the problem
+        """
         self._choices = scenario.service.core_choices
         self._first = scenario.job_names[0]
 
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """The load alone decides; one job runs beside it, and yields."""
+        """
+        The load alone decides; one job runs beside memcached, and yields.
+
+        :param telemetry: what the machine shows
+        """
         high = telemetry.service.qps > (LOW_QPS + HIGH_QPS) / 2
         job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
         return Allocation(self._choices[-1 if high else 0], {self._first: job})

@@ -62,7 +62,11 @@ def reached(policy: dict[str, Any], rule: dict[str, Any]) -> bool:
 
 
 def line(report: dict[str, Any]) -> str:
-    """A run in words."""
+    """
+    A run in words.
+
+    :param report: what `report.json` holds
+    """
     makespan_s, ratio = report["makespan_s"], report["violation_ratio"]
     done = "not done" if makespan_s is None else f"{makespan_s:.1f} s"
     broken = "not measured" if ratio is None else f"{ratio:.1%} of {len(report['p95_us'])}"

@@ -44,7 +44,13 @@ LOAD_S = 60.0
 
 
 def p95_us(client: Client, start_s: float, end_s: float) -> float:
-    """p95 of the requests that were due in a stretch of time [us]."""
+    """
+    p95 of the requests that were due in a stretch of time [µs].
+
+    :param client: loads and probes memcached
+    :param start_s: on the monotonic clock [s]
+    :param end_s: on the monotonic clock [s]
+    """
     return 1e6 * percentile(sorted(client.probe.between(start_s, end_s)), 95.0)
 
 
@@ -57,8 +63,8 @@ def turn(
     :param server: a running memcached
     :param runtime: who starts them
     :param jobs: what is started
-    :param qps: the load meanwhile
-    :param rest: pause after each start, in times of what it took
+    :param qps: the load meanwhile [requests/s]
+    :param rest: pause after each start, in multiples of what the start took
     :return: p95 before and meanwhile, and how long it took, in words
     """
     beside = job_groups_beside(find_hierarchy(), server.pid)

@@ -77,7 +77,7 @@ class Budget:
         Announce a step and time it.
 
         :param what: the step, in words
-        :param limit_s: its budget
+        :param limit_s: the step's budget [s]
         """
         self.console.print(f"{what} (up to {limit_s:.0f} s) ...", highlight=False)
         begun_s = time.monotonic()
@@ -91,6 +91,7 @@ def install_missing(budget: Budget) -> None:
     """
     Install the programs that are not there.
 
+    :param budget: says what is done, and how long it took
     :raises InputError: if that is not possible
     """
     missing = [package for program, package in PACKAGES.items() if not shutil.which(program)]
@@ -112,7 +113,13 @@ def install_missing(budget: Budget) -> None:
 
 
 def measure(budget: Budget) -> str:
-    """The local scenario, or a file with the same and a load and an SLO that suit this machine."""
+    """
+    Measure this machine.
+
+    :param budget: says what is done, and how long it took
+    :return: a scenario file: the local scenario with a load and an SLO that suit this machine; the
+        local scenario's name where the measurement failed
+    """
     out = FOLDER / "machine"
     shutil.rmtree(out, ignore_errors=True)  # this machine, as it is now
     with budget.step("measuring this machine", MEASURE_S):
@@ -138,8 +145,8 @@ def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) ->
     :param policy: who decides
     :param problem: the scenario's name or file
     :param url: the Docker daemon's address
-    :param folder: of the run's report
-    :param limit_s: how long it may take
+    :param folder: where the run's report goes
+    :param limit_s: how long it may take [s]
     :raises InputError: if the run left no report
     """
     scenario = load_scenario(problem)

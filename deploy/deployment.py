@@ -37,6 +37,7 @@ from env.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from deploy.load.probe import IntervalLog
+    from deploy.records.metrics import RunCollector
 
 VIEW_END_S = 3.0
 """How long the live picture may take to show the end."""
@@ -72,12 +73,8 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if settings.view:
             view.callback(_await_view, _start_view(settings.report))
         samplers: list[Sampler] = [parts.recorder.sample]
-        if settings.metrics_port is not None:
-            from deploy.records.metrics import Endpoint, RunCollector
-
-            collector = RunCollector()
-            endpoint = Endpoint(collector, settings.metrics_port)
-            stack.callback(endpoint.close)
+        collector = stack.enter_context(_metrics(settings.metrics_port))
+        if collector is not None:
             listeners.append(collector.event)
             samplers.append(collector.sample)
         log = stack.enter_context(_interval_log(parts, settings.report / LOAD_FILE))
@@ -129,7 +126,7 @@ def restore(settings: Settings) -> int:
 
 
 def _settle_memory() -> None:
-    """What is there now stays: collections leave it alone, and threads share the main heap."""
+    """Keep collections off all that was made so far, and have threads share the main heap."""
     gc.freeze()
     gc.enable()
     with contextlib.suppress(AttributeError):  # it is glibc's
@@ -144,8 +141,21 @@ def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
 
 
 @contextlib.contextmanager
+def _metrics(port: int | None) -> Iterator["RunCollector | None"]:
+    """What Prometheus is served from; None where it is not served."""
+    if port is None:
+        yield None
+        return
+    from deploy.records.metrics import Endpoint, RunCollector  # late: they take memory
+
+    collector = RunCollector()
+    with contextlib.closing(Endpoint(collector, port)):
+        yield collector
+
+
+@contextlib.contextmanager
 def _interval_log(parts: Parts, path: Path) -> Iterator["IntervalLog | None"]:
-    """The probe's interval log; none where nothing is probed, or the load itself tells."""
+    """The probe's interval log; None where nothing is probed, or the load writes its own."""
     state, probe = parts.state, parts.probe
     if probe is not None:
         state.logs_intervals = state.logs_intervals or not path.exists()
@@ -165,7 +175,7 @@ def _log_interval(
 
 
 def _start_view(folder: Path) -> subprocess.Popen[bytes]:
-    """A process of its own, which Ctrl-C does not reach: it shows the run to its end."""
+    """Show the run to its end from a process of its own, which Ctrl-C does not reach."""
     command = helper_command("deploy.view", str(folder.resolve()))
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -101,7 +101,11 @@ class LiveBackend:
         return ended, terms
 
     def observe(self, row: npt.NDArray[np.float32]) -> None:
-        """Write the observation, float32[n_features + n_edits]."""
+        """
+        Write the observation, features first and then the mask of legal edits.
+
+        :param row: float32[n_features + n_edits], written in place
+        """
         assert self._episode is not None, "begin comes first"
         control, n_features = self._episode.control, len(row) - len(self._rows)
         observe(control, control.n_vcpus, row[:n_features])
@@ -148,7 +152,12 @@ class Episode:
             self._undo = stack.pop_all()
 
     def step(self, edit: int, gamma: float) -> tuple[int, dict[str, float]]:
-        """See `LiveBackend.step`; the simulator's `env.simulator.kernel.step` on a real machine."""
+        """
+        The simulator's `env.simulator.kernel.step` on a real machine; see `LiveBackend.step`.
+
+        :param edit: index into the scenario's edits
+        :param gamma: discount for the shaping term
+        """
         machine, control, loop = self.machine, self.control, self._scenario.control
         before_s, before, applied = machine.polled_s, self._potential(), machine.applied
         machine.edit(self._rows, edit)
@@ -249,14 +258,14 @@ class Episode:
             )
 
     def _poll_while(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Go on polling while a condition holds, but not for ever."""
+        """Go on polling while a condition holds, for at most `limit_s` seconds."""
         machine = self.machine
         give_up_s = machine.now_s + limit_s
         while condition() and machine.now_s < give_up_s:
             machine.advance(machine.polled_s + self._scenario.control.period_s)
 
     def _potential(self) -> float:
-        """Phi by what can be seen: CPU time that is left of the profile's work."""
+        """Phi by what can be measured: the CPU time that is left of the profile's work."""
         row = self.control
         left_s = sum(
             max(0.0, work_s - used_s)
@@ -268,7 +277,7 @@ class Episode:
         return potential(left_s, row.n_vcpus)
 
     def _end_code(self) -> int:
-        """0, `TERMINATED` or `TRUNCATED`."""
+        """How the episode stands: 0 while it goes on, else `TERMINATED` or `TRUNCATED`."""
         for name, record in self._state.jobs.items():
             if record.exit_code:
                 raise InputError(

@@ -9,15 +9,15 @@ class Settings:
     """
     What the command line decides.
 
-    :param host: where memcached listens
-    :param port: where memcached listens
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :param runtime: docker or process
-    :param docker: the Docker daemon's address; the environment's own if none is given
+    :param docker: the Docker daemon's address; None takes the environment's own
     :param privileged: whether containers get Docker's default rights
     :param folder: where the state is kept
     :param report: where records go; those of a dry run are thrown away
     :param probe: whether memcached's latency is measured from this machine
-    :param metrics_port: where Prometheus may ask, None if nowhere
+    :param metrics_port: loopback TCP port for Prometheus; None without metrics
     :param illustrated: whether the report has pictures and a page
     :param view: whether a live picture takes the place of the printed events
     :param leave_jobs: whether an interrupted deployment leaves its jobs running

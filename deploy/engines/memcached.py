@@ -39,9 +39,9 @@ def start(threads: int, port: int = 0, memory_mib: int = 64) -> Memcached:
     """
     Start memcached and wait until it answers.
 
-    :param threads: worker threads (`-t`)
-    :param port: where it listens; 0 takes one that is free
-    :param memory_mib: its cache [MiB]
+    :param threads: number of worker threads (`-t`)
+    :param port: TCP port on loopback; 0 takes a free one
+    :param memory_mib: size of the cache [MiB]
     :raises InputError: if it is not installed, or does not come up (a port that is in use)
     """
     program = shutil.which("memcached")
@@ -84,8 +84,8 @@ def running(threads: int, port: int = 0) -> Iterator[Memcached]:
     """
     Keep a memcached for the length of a `with` block; see `start`.
 
-    :param threads: worker threads
-    :param port: where it listens; 0 takes one that is free
+    :param threads: number of worker threads
+    :param port: TCP port on loopback; 0 takes a free one
     """
     server = start(threads, port)
     try:
@@ -96,11 +96,11 @@ def running(threads: int, port: int = 0) -> Iterator[Memcached]:
 
 def answering_pid(host: str, port: int, limit_s: float = 1.0) -> int:
     """
-    The process that serves an address, as memcached itself names it.
+    The process that serves an address, as memcached itself says.
 
-    :param host: where
-    :param port: where
-    :param limit_s: how long it may take to answer
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
+    :param limit_s: how long it may take to answer [s]
     :raises OSError: if nobody answers, or not as memcached does
     """
     with socket.create_connection((host, port), limit_s) as connection:

@@ -32,8 +32,8 @@ LATE_S = 2.0
 """A call that takes longer is reported."""
 
 UNAVAILABLE_LIMIT_S = 60.0
-"""A runtime that is away for longer fails the attempt. One that was told to start it must first say
-that it does not run, however long that takes: no job runs twice."""
+"""An attempt fails if the runtime is unavailable for longer. A runtime that was told to start the
+attempt must first say that it does not run, however long that takes: no job runs twice."""
 
 GIVEN_UP = 125
 """Exit code of a job that never ran."""
@@ -61,7 +61,12 @@ class JobContext:
     unsaved: bool = False
 
     def note(self, job: str, detail: str) -> None:
-        """Record something out of the ordinary."""
+        """
+        Record something out of the ordinary.
+
+        :param job: a job's name, `MEMCACHED` or `SCHEDULER`
+        :param detail: what happened, in words
+        """
         self.recorder.event("custom", job, detail=detail)
 
     def save(self) -> None:
@@ -138,7 +143,7 @@ class JobRun:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way or left to be cleaned up."""
+        """Whether a call is under way or an ended attempt is left to be removed."""
         return self._call is not None or self._to_remove is not None
 
     @property
@@ -172,7 +177,7 @@ class JobRun:
         """
         Whether an attempt of the job is to be made or removed, once it is the job's turn.
 
-        :param now_s: since the run started
+        :param now_s: since the run started [s]
         """
         if self._call is not None or now_s < self._retry_at_s:
             return False
@@ -189,7 +194,11 @@ class JobRun:
         return self.instance.ended if self.instance is not None and not self._ended else -1
 
     def paused_s(self, now_s: float) -> float:
-        """How long the job has been paused in all."""
+        """
+        How long the job has been paused in all [s].
+
+        :param now_s: since the run started [s]
+        """
         since = 0.0 if self._paused_at_s is None else now_s - self._paused_at_s
         return self.record.paused_s + since
 
@@ -237,7 +246,7 @@ class JobRun:
 
         Making and removing wait for `take_turn`.
 
-        :param now_s: since the run started
+        :param now_s: since the run started [s]
         """
         call = self._call
         if call is not None:
@@ -255,7 +264,7 @@ class JobRun:
         """
         Have an attempt made, or what is left of one removed; for a job that `needs_turn`.
 
-        :param now_s: since the run started
+        :param now_s: since the run started [s]
         """
         if self._to_remove is not None:
             self._submit("removing", self._context.runtime.remove, now_s, self._to_remove)
@@ -268,7 +277,7 @@ class JobRun:
 
         :param instance: the last attempt
         :param paused: whether it is paused
-        :param now_s: since the run started
+        :param now_s: since the run started [s]
         """
         self.instance = instance
         if self.record.failures == self.record.attempts:  # its end has been counted

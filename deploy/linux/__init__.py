@@ -1,6 +1,7 @@
 """
 What does the kernel offer?
 
-Control groups, threads and their affinities, schedstat and perf counters, real-time priority.
+Control groups, threads and their affinities, schedstat and perf counters, real-time priority, and
+helper processes.
 Nothing here knows of policies or deployments.
 """

@@ -80,7 +80,7 @@ class CpiSensor:
     far; None without a reading. Threads that come within a window are counted from the next on.
 
     :param who: the process
-    :param now_s: the time now, on the clock that `poll` is given
+    :param now_s: the present time, on the clock that `poll` is given [s]
     :param events: what is divided by what
     :raises OSError: if it is gone, or the machine or the user has no such counters
     """
@@ -100,7 +100,7 @@ class CpiSensor:
         Read what is due.
 
         :param who: the process, maybe another one than before
-        :param now_s: the time now
+        :param now_s: the present time [s]
         :param window_s: length of a window
         """
         over = now_s - self._since_s >= window_s

@@ -70,7 +70,7 @@ class ThreadClock:
     A thread that ends keeps what it has used in the sums.
 
     :param who: the process
-    :param now_s: the time now, on the clock that `read` is given
+    :param now_s: the present time, on the clock that `read` is given [s]
     :raises OSError: if it is gone
     """
 
@@ -85,7 +85,7 @@ class ThreadClock:
         """
         Read all threads, about 1 µs each.
 
-        :param now_s: the time now
+        :param now_s: the present time [s]
         :raises OSError: if the process is gone
         """
         if now_s - self._listed_s >= THREADS_EVERY_S:
@@ -142,8 +142,8 @@ class StatsConnection:
     """
     memcached's `stats`, asked for and picked up later.
 
-    :param host: where it listens
-    :param port: where it listens
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     """
 
     def __init__(self, host: str, port: int):
@@ -155,7 +155,11 @@ class StatsConnection:
         self._tried_s = -math.inf
 
     def ask(self, now_s: float) -> None:
-        """Send `stats`, unless an answer is still due; reconnect if there is no connection."""
+        """
+        Send `stats`, unless an answer is still due; reconnect if there is no connection.
+
+        :param now_s: the present time [s]
+        """
         if self._socket is None:
             self._connect(now_s)
         elif self._asked_s is None:
@@ -167,7 +171,7 @@ class StatsConnection:
         """
         The answer, if all of it has come and it makes sense.
 
-        :param patience_s: how long to wait for its first part
+        :param patience_s: how long to wait for its first part [s]
         """
         if self._socket is None or self._asked_s is None:
             return None
@@ -241,7 +245,11 @@ class VcpuClock:
     """
     Busy seconds of each vCPU, from the finest source the machine has; see `source`.
 
-    `bad_since_s` is since when readings make no sense, on the monotonic clock; inf while they do.
+    `bad_since_s` says since when readings make no sense, on the monotonic clock [s]; inf while they
+    do make sense.
+
+    :param vcpus: number of vCPUs, counted from vCPU 0
+    :param cpuacct: the mount of the version 1 controller, where there is one
     """
 
     def __init__(self, vcpus: int, cpuacct: Path | None):
@@ -285,8 +293,8 @@ class ServiceSensor:
     Counters go on where they stood when a new process takes over. Times are on whatever clock
     `ask` and `receive` are given.
 
-    :param host: where it listens
-    :param port: where it listens
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     """
 
     def __init__(self, host: str, port: int):
@@ -305,7 +313,7 @@ class ServiceSensor:
         """
         Read the CPU time, and ask for the counters.
 
-        :param now_s: the time now
+        :param now_s: the present time [s]
         """
         self.stats.ask(now_s)
         self._read_cpu(now_s)
@@ -314,8 +322,8 @@ class ServiceSensor:
         """
         Take in the counters that were asked for, if they are there.
 
-        :param now_s: the time now
-        :param patience_s: how long to wait for them
+        :param now_s: the present time [s]
+        :param patience_s: how long to wait for them [s]
         """
         reading = self.stats.receive(patience_s)
         if reading is not None:
@@ -323,7 +331,11 @@ class ServiceSensor:
             self._count(reading)
 
     def age_s(self, now_s: float) -> float:
-        """Age of the older of both readings; infinite before the first."""
+        """
+        Age of the older of both readings [s]; infinite before the first.
+
+        :param now_s: the present time [s]
+        """
         if self.cpu is None or self.requests is None:
             return math.inf
         return now_s - min(self.cpu.time_s, self.requests.time_s)

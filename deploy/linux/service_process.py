@@ -19,8 +19,8 @@ class Identity:
     """
     A process, told apart from a later one with the same number.
 
-    :param pid: its number
-    :param started: when it started [clock ticks since boot]
+    :param pid: the process's number
+    :param started: when the process started [clock ticks since boot]
     """
 
     pid: int
@@ -31,13 +31,18 @@ def identify(pid: int) -> Identity:
     """
     The process that has a number now.
 
+    :param pid: the number
     :raises OSError: if there is none
     """
     return Identity(pid, int(stat_fields(pid)[19]))
 
 
 def is_alive(who: Identity) -> bool:
-    """Whether the process is still there, and has not ended to a zombie."""
+    """
+    Whether a process is still there, and is no zombie.
+
+    :param who: the process
+    """
     try:
         fields = stat_fields(who.pid)
     except OSError:
@@ -65,6 +70,7 @@ def thread_ids(pid: int) -> list[int]:
     """
     The threads of a process.
 
+    :param pid: the process
     :raises OSError: if there is no such process
     """
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - names alone
@@ -72,8 +78,10 @@ def thread_ids(pid: int) -> list[int]:
 
 def affinities(pid: int) -> dict[int, tuple[int, ...]]:
     """
-    The vCPUs each thread of a process may run on.
+    The vCPUs that each thread of a process may run on.
 
+    :param pid: the process
+    :return: by thread id
     :raises OSError: if there is no such process
     """
     found = {}
@@ -87,8 +95,8 @@ def pin(pid: int, cores: Iterable[int]) -> None:
     """
     Move all threads of a process, and read back that they have moved.
 
-    :param pid: which
-    :param cores: its vCPUs from now on
+    :param pid: the process
+    :param cores: the vCPUs of all its threads from now on
     :raises OSError: if there is no such process, or the machine does not let it have them
     """
     wanted = set(cores)
@@ -122,7 +130,12 @@ def restore(who: Identity, original: dict[int, tuple[int, ...]]) -> None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """What follows the name in `/proc/PID/stat`: the state first, the start time at 19."""
+    """
+    What follows the name in `/proc/PID/stat`: the state first, the start time at 19.
+
+    :param pid: a process or thread
+    :raises OSError: if there is none
+    """
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()
 

@@ -43,8 +43,8 @@ class Client:
     """
     The two processes that load and probe memcached along a trace.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :param trace: the load; the probe's requests are part of it
     :param cpu: the vCPU of both
     :param connections: of the load; the probe has one more

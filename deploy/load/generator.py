@@ -55,7 +55,12 @@ COUNT = struct.Struct("qqdd")
 
 
 class Connection:
-    """One pipelined connection: how many answers it owes, and since when it is silent."""
+    """
+    One pipelined connection: how many answers are due, and when the last one came.
+
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
+    """
 
     def __init__(self, host: str, port: int):
         self.outstanding = 0
@@ -66,7 +71,12 @@ class Connection:
         self._socket.setblocking(False)
 
     def send(self, requests: memoryview, count: int) -> None:
-        """Send a batch, which the socket's buffer always has room for."""
+        """
+        Send a batch, which the socket's buffer always has room for.
+
+        :param requests: the bytes of the requests
+        :param count: how many requests they are
+        """
         if self._socket.send(requests) != len(requests):
             raise OSError("memcached takes no more requests")
         self.outstanding += count
@@ -95,8 +105,8 @@ class Generator:
     """
     Sends what is due over all connections.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :param connections: over how many; they share `OUTSTANDING` requests under way
     """
 
@@ -121,7 +131,7 @@ class Generator:
         Take in answers, then send what is due and has room.
 
         :param arrivals: requests that came due since the last tick
-        :param now_s: on the monotonic clock
+        :param now_s: on the monotonic clock [s]
         """
         self.due += arrivals
         self.waiting += arrivals
@@ -195,7 +205,7 @@ def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
 
     :param generator: what sends
     :param trace: how much, interval by interval
-    :param start_s: when the first interval starts, on the monotonic clock
+    :param start_s: when the first interval starts, on the monotonic clock [s]
     """
     rng, cpu_s = np.random.default_rng(), time.process_time()
     reader = select.poll()

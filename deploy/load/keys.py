@@ -30,8 +30,8 @@ def load_records(host: str, port: int) -> None:
     """
     Store all records.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :raises InputError: if nobody answers there, or not as memcached does
     """
     value = b"0" * VALUE_BYTES

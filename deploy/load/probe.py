@@ -50,7 +50,7 @@ RECORD = struct.Struct("dd")
 
 @dataclass(frozen=True)
 class Latencies:
-    """What a window of the probe shows [µs], and how many requests were due in it."""
+    """Latencies in a window [µs], and how many requests were due in it."""
 
     p50_us: float
     p95_us: float
@@ -62,8 +62,8 @@ class Probe:
     """
     A running probe, as seen by the process that started it.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :param cpu: the vCPU the probe runs on, with real-time priority
     :param keep_s: how long its records are kept [s]
     """
@@ -110,8 +110,8 @@ class Probe:
         """
         Latencies of the requests that were due in a stretch of time [s].
 
-        :param start_s: on the monotonic clock
-        :param end_s: on the monotonic clock
+        :param start_s: on the monotonic clock [s]
+        :param end_s: on the monotonic clock [s]
         """
         return [late_s for due_s, late_s in self._records if start_s <= due_s < end_s]
 
@@ -167,7 +167,7 @@ class IntervalLog:
         """
         Write the rows of the intervals that have ended.
 
-        :param now_s: when requests were counted last, on the monotonic clock
+        :param now_s: when requests were counted last, on the monotonic clock [s]
         :param requests: memcached's count of them so far
         """
         self._counts.append((now_s, requests))
@@ -178,7 +178,7 @@ class IntervalLog:
         """
         Write the rest, the interval under way as far as it came.
 
-        :param end_s: when the run ended, on the monotonic clock
+        :param end_s: when the run ended, on the monotonic clock [s]
         :param requests: memcached's count of them so far
         """
         self.poll(end_s, requests)
@@ -209,8 +209,8 @@ class _Prober:
     """
     The probing process's loop.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     """
 
     def __init__(self, host: str, port: int):
@@ -325,8 +325,8 @@ def require_server(host: str, port: int) -> None:
     """
     Make sure that somebody listens: a running probe takes one that is away for a slow one.
 
-    :param host: memcached's address
-    :param port: memcached's address
+    :param host: memcached's address, a name or an IP address
+    :param port: memcached's TCP port
     :raises InputError: if nobody does
     """
     try:

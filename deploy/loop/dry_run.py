@@ -32,7 +32,7 @@ class DryJob:
 
 class DryActuator:
     """
-    Prints the changes that an actuator would make.
+    Prints the changes that an actuator would make; see `deploy.loop.live_machine.Actuation`.
 
     :param scenario: the problem
     :param state: says when the run started
@@ -73,7 +73,11 @@ class DryActuator:
 
 
 def in_words(change: Change) -> str:
-    """A change as a sentence without its subject."""
+    """
+    A change as a sentence without its subject.
+
+    :param change: one change of an allocation
+    """
     cores = ",".join(map(str, change.cores))
     weight = Weight(change.weight).name.lower()
     return {

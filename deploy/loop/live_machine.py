@@ -63,7 +63,7 @@ class JobStanding(Protocol):
         """CPU seconds it has used."""
 
     def paused_s(self, now_s: float) -> float:
-        """How long it has been paused in all [s]."""
+        """How long it has been paused in all [s], `now_s` seconds after the run started."""
 
 
 class Actuation(Protocol):
@@ -80,7 +80,7 @@ class Actuation(Protocol):
         """How many changes there were."""
 
     def take_over(self, now_s: float) -> None:
-        """Find what an earlier loop left running."""
+        """Find what an earlier loop left running; `now_s` counts from the run's start [s]."""
 
     def follow(self, who: Identity) -> None:
         """Turn to a memcached."""
@@ -89,10 +89,19 @@ class Actuation(Protocol):
         """Make the machine hold an allocation."""
 
     def poll(self, now_s: float, slack: bool = True) -> None:
-        """Go on with what takes longer; starts wait until memcached has time to spare."""
+        """
+        Go on with what takes longer.
+
+        :param now_s: since the run started [s]
+        :param slack: whether memcached has CPU time to spare; starts wait for it
+        """
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep, but no longer than until a job ends."""
+        """
+        Sleep, but no longer than until a job ends.
+
+        :param timeout_s: the longest sleep [s]
+        """
 
     def forget_written(self) -> None:
         """Write everything anew."""
@@ -105,7 +114,11 @@ class LatencyProbe(Protocol):
         """Take in what it has measured; False once it has ended."""
 
     def p95_us(self, window_s: float) -> float | None:
-        """95th percentile over the last window [µs]; None if it saw too little."""
+        """
+        95th percentile of the latency [µs]; None if too little was seen.
+
+        :param window_s: how far back to look [s]
+        """
 
 
 class LiveMachine:
@@ -213,7 +226,8 @@ class LiveMachine:
         """
         Prepare for a policy.
 
-        :param probe_window_s: over how long it wants latency and cycles measured; 0 if not at all
+        :param probe_window_s: the window over which the policy wants latency and cycles measured
+            [s]; 0 if the policy uses neither
         """
         self._probe_window_s = probe_window_s or PROBE_WINDOW_S
 
@@ -311,7 +325,7 @@ class LiveMachine:
         """
         Poll until `until_s`, the policy's next turn.
 
-        :param until_s: since the run started
+        :param until_s: since the run started [s]
         :param wake: whether a job's end or a move of the load ends the wait at the next poll
         """
         period_s = self.scenario.control.period_s

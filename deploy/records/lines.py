@@ -14,7 +14,7 @@ class Disk:
     """
     Where files of lines are; what it refuses is said once for all of them.
 
-    :param name: what to call it
+    :param name: what messages call the place
     """
 
     def __init__(self, name: str):
@@ -23,13 +23,21 @@ class Disk:
         self._lost = 0
 
     def refuse(self, error: OSError) -> None:
-        """Note that a line was not taken."""
+        """
+        Note that a line was not taken.
+
+        :param error: why
+        """
         if not self._refused:
             self._refused = True
             complain(f"{self._name}: {error.strerror}; lines wait in memory until there is room")
 
     def lose(self, lines: int) -> None:
-        """Note lines that will never be written."""
+        """
+        Note lines that will never be written.
+
+        :param lines: how many
+        """
         self._lost += lines
 
     def close(self) -> None:
@@ -44,8 +52,8 @@ class LineFile:
 
     What the disk refuses waits for the next line; what does not fit into memory is lost.
 
-    :param file: its descriptor
-    :param disk: where it is
+    :param file: the file's descriptor
+    :param disk: where the file is
     """
 
     def __init__(self, file: int, disk: Disk):
@@ -58,6 +66,8 @@ class LineFile:
         """
         The file at a path, made if need be; half a line that a killed writer left is ended.
 
+        :param path: the file
+        :param disk: where the file is
         :raises OSError: if it cannot be opened
         """
         lines = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), disk)

@@ -81,7 +81,7 @@ class Picture:
     What the files have shown so far, the latest last.
 
     :param scenario: the problem
-    :param work_s: CPU seconds that each job needs, about
+    :param work_s: CPU time that each job needs, by name [s]
     """
 
     scenario: Scenario

@@ -34,11 +34,11 @@ class Row:
     """
     One measurement interval.
 
-    :param p95_us: 95th percentile of the latency
+    :param p95_us: 95th percentile of the latency [µs]
     :param qps: requests answered per second
-    :param target_qps: requests asked for per second; NaN where whoever measured does not know
-    :param start_s: when it started, seconds of the epoch; NaN where the output does not say
-    :param end_s: when it ended
+    :param target_qps: requests asked for per second; NaN where it is not known
+    :param start_s: when the interval started [s of the epoch]; NaN where the output does not say
+    :param end_s: when the interval ended [s of the epoch]
     """
 
     p95_us: float
@@ -54,11 +54,11 @@ def format_row(
     """
     A `read` row.
 
-    :param latencies_us: every measured latency of the interval
+    :param latencies_us: every measured latency of the interval [µs]
     :param qps: requests answered per second
     :param target_qps: requests asked for per second; NaN if that is not known
-    :param start_s: when the interval started, seconds of the epoch
-    :param end_s: when it ended
+    :param start_s: when the interval started [s of the epoch]
+    :param end_s: when the interval ended [s of the epoch]
     """
     ordered = np.sort(np.asarray(latencies_us or [0.0]))
     values = [ordered.mean(), ordered.std(), ordered[0]]

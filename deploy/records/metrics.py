@@ -44,7 +44,11 @@ class RunCollector(Collector):
         self._latest = (telemetry, allocation)
 
     def event(self, event: Event) -> None:
-        """Count an event."""
+        """
+        Count an event.
+
+        :param event: what happened
+        """
         self._events[event.what, event.job] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -95,8 +99,8 @@ class Endpoint:
     A web server for scrapes, on a thread of its own.
 
     :param collector: what is served
-    :param port: where; 0 takes one that is free
-    :param host: which address of the machine
+    :param port: TCP port; 0 takes a free one
+    :param host: the machine's address to listen at
     :raises InputError: if it cannot listen there
     """
 

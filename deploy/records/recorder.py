@@ -72,7 +72,7 @@ class Event:
     """
     One thing that happened.
 
-    :param time_s: seconds since the run started
+    :param time_s: since the run started [s]
     :param what: one of `EVENTS`
     :param job: a job's name, `MEMCACHED` or `SCHEDULER`
     :param cores: its vCPUs from now on, for `start` and `update_cores`
@@ -120,7 +120,7 @@ class Recorder:
 
     :param folder: where the files go; made if it does not exist
     :param scenario: names the columns of the samples
-    :param started_s: when the run started, on the monotonic clock
+    :param started_s: when the run started, on the monotonic clock [s]
     :param listener: is told every event, after it was written
     :raises InputError: if the folder cannot be written to
     """
@@ -268,7 +268,7 @@ def read_events(folder: Path) -> list[Event]:
 
 def started_at_s(folder: Path) -> float:
     """
-    When a recorded run started, seconds of the epoch.
+    When a recorded run started [s of the epoch].
 
     :param folder: what the recorder wrote to
     """
@@ -318,13 +318,13 @@ class Sample:
     """
     A row of the samples.
 
-    :param time_s: seconds since the run started
+    :param time_s: since the run started [s]
     :param qps: memcached's request rate [requests/s]
-    :param cpu_cores: its CPU use [vCPUs]
-    :param p95_us: probed 95th percentile, where a probe runs
+    :param cpu_cores: memcached's CPU use [vCPUs]
+    :param p95_us: probed 95th percentile of the latency [µs]; None without a probe
     :param service_cores: memcached's vCPUs
-    :param busy_s: busy seconds of each vCPU since the run started
-    :param jobs: by name
+    :param busy_s: busy time of each vCPU since the run started [s]
+    :param jobs: the jobs by name
     """
 
     time_s: float

@@ -57,9 +57,9 @@ class JobOutcome:
     How a job ended.
 
     :param exit_code: of the job; None if it never ended
-    :param start_s: when its first attempt started, since the run's start; None if it never did
-    :param end_s: when it was done or given up; None if it was neither
-    :param paused_s: how long it was paused, a pause that the run's end has ended included
+    :param start_s: when the first attempt started, since the run's start [s]; None if none did
+    :param end_s: when the job was done or given up, since the run's start [s]; None if neither
+    :param paused_s: how long it was paused, a pause that the run's end has ended included [s]
     :param retries: attempts after the first
     """
 
@@ -73,14 +73,14 @@ class JobOutcome:
 @dataclass(frozen=True)
 class LoopCost:
     """
-    What the loop itself cost: its process, without guardian and probe, which have their own.
+    What the loop itself cost: its process alone, without guardian and probe.
 
-    After a resume it is the process that went on; what its predecessors cost is not known.
+    After a resume, the cost is that of the process that went on; earlier ones are not counted.
 
-    :param period_ms: polling period
+    :param period_ms: polling period [ms]
     :param overruns: polls that came late
     :param cpu_pct: CPU use of the process since it began [% of one vCPU]
-    :param rss_mib: the most memory it had resident
+    :param rss_mib: the most memory that was resident [MiB]
     """
 
     period_ms: float
@@ -98,7 +98,7 @@ class Outcome:
     resume on, as is the loop's cost: a loop that was killed takes its counts with it.
 
     :param policy: who decided
-    :param lasted_s: when the run ended, since its start
+    :param lasted_s: when the run ended, since its start [s]
     :param jobs: how each job ended
     :param actuations: changes made, since the last resume
     :param overruled: decisions that the regulator changed, since the last resume

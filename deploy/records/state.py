@@ -39,14 +39,14 @@ class JobRecord:
 
     :param attempts: how many were begun
     :param failures: how many of them failed
-    :param threads: of the last one
-    :param key: what the runtime calls the last one, once it was started
-    :param group: path of its control group, empty where there is none
-    :param weight_file: the file that carries its weight, empty where there is no group
+    :param threads: threads of the last attempt
+    :param key: what the runtime calls the last attempt, once it was started
+    :param group: path of the job's control group, empty where there is none
+    :param weight_file: the file that carries the group's weight, empty where there is no group
     :param exit_code: of the job; None until it is done or given up
-    :param start_s: when the first attempt started, since the run started
-    :param end_s: when the job was done or given up
-    :param paused_s: how long it was paused
+    :param start_s: when the first attempt started [s since the run started]
+    :param end_s: when the job was done or given up [s since the run started]
+    :param paused_s: how long it was paused [s]
     """
 
     attempts: int = 0
@@ -70,7 +70,7 @@ class State:
     :param scenario: its name
     :param runtime: docker or process
     :param docker: address of the Docker daemon, empty where there is none
-    :param started_s: when it began, on the monotonic clock of this boot
+    :param started_s: when it began, on the monotonic clock of this boot [s]
     :param privileged: whether containers get Docker's default rights
     :param background: what is written to a job's weight file to make it yield, where its group
         cannot be idle (`deploy.linux.cgroups.IDLE`)
@@ -136,8 +136,9 @@ class StateFolder:
 
     def begin(self, state: State) -> None:
         """
-        Write a new deployment's first state; what one has left whose state is lost goes.
+        Write a new deployment's first state; proofs whose state is lost are removed.
 
+        :param state: the deployment
         :raises InputError: if that is not possible
         """
         self._remove_attempts()
@@ -150,6 +151,7 @@ class StateFolder:
         """
         Write the state.
 
+        :param state: the deployment
         :raises OSError: if the disk refuses it
         """
         new = self.path / f"{STATE_FILE}.new"

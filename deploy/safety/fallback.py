@@ -28,7 +28,11 @@ class Fallback:
             self._cores, self._weight = rest, Weight.NORMAL
 
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """Keep memcached safe and what runs running."""
+        """
+        Keep memcached safe and what runs running.
+
+        :param telemetry: what the machine shows
+        """
         applied = telemetry.applied.jobs
         left = unfinished(telemetry, self._names)
         launched = [name for name in left if applied[name].state != JobState.PENDING]

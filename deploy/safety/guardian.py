@@ -46,8 +46,8 @@ class Guardian:
     """
     The loop's side of the guardian.
 
-    :param pid: of the guardian
-    :param pipe: where its orders go
+    :param pid: the guardian's process id
+    :param pipe: descriptor that the guardian's orders are written to
     """
 
     def __init__(self, pid: int, pipe: int):
@@ -60,12 +60,16 @@ class Guardian:
         """
         Begin to expect beats.
 
-        :param state_file: where it finds what to make safe
+        :param state_file: says what the guardian has to make safe
         """
         self._write(f"{state_file}\n".encode())
 
     def beat(self, now_s: float) -> None:
-        """Say that the loop is alive; to be called at every poll."""
+        """
+        Say that the loop is alive; to be called at every poll.
+
+        :param now_s: since the run started [s]
+        """
         if now_s - self._beat_s >= BEAT_EVERY_S:
             self._beat_s = now_s
             self._write(b".")
@@ -149,7 +153,7 @@ def _rescue(why: str, state_file: Path, back: Callable[[float], bool]) -> None:
 
     :param why: said, once all was tried
     :param state_file: see `deploy.records.state`
-    :param back: whether a loop is back, which it is given some time for [s]
+    :param back: waits for at most that long [s] and says whether a loop is back
     """
     said: list[str] = []
     pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S

@@ -29,7 +29,7 @@ class Watchdog:
         """
         Say that the loop is alive; to be called at every poll.
 
-        :param now_s: on any clock that never goes back
+        :param now_s: on any clock that never goes back [s]
         """
         if self._socket is not None and self._every_s and now_s >= self._due_s:
             self._due_s = now_s + self._every_s
