@@ -358,12 +358,10 @@ def run(plan: Plan) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-")))
         bench = stack.enter_context(open_testbed(folder / "work", despite_load=True))
-        with bench.job_group("any") as group:
-            mechanism = group.background
+        mechanism = bench.background
         modes = [mode for mode in MODES if mode != "idle" or mechanism == IDLE]
         foreign = bench.foreign_share()
-        version = f"control groups of version {group.hierarchy.version}"
-        print(f"Linux {platform.release()}, {version}; deployments use {mechanism}")
+        print(f"Linux {platform.release()}; in the background deployments use {mechanism}")
         if foreign > FOREIGN_LIMIT:
             print(f"other processes use {foreign:.0%} of this machine's CPU: figures are disturbed")
         found: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 The fast path: a job's vCPUs, weight and quota, written without asking anybody.
 
 Where control groups can be written that is a matter of 10-20 µs. Where they cannot, the threads
-themselves are moved, and background weight is the scheduling class SCHED_IDLE.
+themselves are moved, and the background is the scheduling class SCHED_IDLE.
 """
 
 import contextlib
@@ -17,6 +17,9 @@ from deploy.linux.service_process import ROUNDS, stat_fields, thread_ids
 from env.allocation import Weight
 
 COUNT_EVERY_S = 1.0
+
+SESSION_NICE = {Weight.NORMAL: 0, Weight.BACKGROUND: 19}
+"""Of a job's session where the kernel makes a group of each session, which cannot be idle."""
 
 
 class Placement(Protocol):
@@ -106,6 +109,10 @@ class TaskPlacement:
 
         A job stays in the background where the user may not take it out again; `--check` says so.
         """
+        # Where the kernel groups tasks by session, SCHED_IDLE yields to the own session only.
+        with contextlib.suppress(OSError):  # it does not, or this user may not
+            file = Path(f"/proc/{self._leader}/autogroup")
+            file.write_text(str(SESSION_NICE[weight]), encoding="utf-8")
         if weight == Weight.BACKGROUND:
             self._change_all(lambda thread: set_policy(thread, os.SCHED_IDLE))
         else:

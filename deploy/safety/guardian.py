@@ -236,6 +236,8 @@ def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
             file.write_text(str(value), encoding="utf-8")
         return
     for pid in _processes(job):
+        with contextlib.suppress(OSError):  # see `deploy.jobs.placement.SESSION_NICE`
+            Path(f"/proc/{pid}/autogroup").write_text("19", encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             for thread in _listed(f"/proc/{pid}/task"):
                 with contextlib.suppress(ProcessLookupError):

@@ -88,6 +88,19 @@ class Vm(BaseModel):
     idle: float = Field(gt=0.0, allow_inf_nan=False)
 
 
+class Background(BaseModel):
+    """How background work yielded to memcached where sharing was measured.
+
+    :param mechanism: the file that was written, or what else was done.
+    :param kernel: release of Linux, whose schedulers differ in what yields.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mechanism: str = Field(min_length=1)
+    kernel: str = Field(min_length=1)
+
+
 class Profile(BaseModel):
     """Fitted parameters of one kind of VM.
 
@@ -104,6 +117,7 @@ class Profile(BaseModel):
     :param costs: CPU time of requests, by ``COST_FIELDS``; any of them may be left out.
     :param vm_speed: how memcached's capacity differs from VM to VM of this type.
     :param vms: the VMs of the fit, by group and letter (scans) or day (runs).
+    :param background: how background work yielded, if that is known.
     :param hash: SHA-256 of the content; a file whose hash does not match is refused.
     """
 
@@ -123,6 +137,7 @@ class Profile(BaseModel):
     costs: dict[str, Parameter] = {}
     vm_speed: Parameter
     vms: dict[str, Vm] = {}
+    background: Background | None = None
     hash: str = ""
 
     @model_validator(mode="after")
@@ -257,7 +272,7 @@ def content_hash(profile: Profile) -> str:
 
 def _empty(profile: Profile) -> set[str]:
     """Sections that came later than the first profiles, whose hashes they must not change."""
-    return set() if profile.costs else {"costs"}
+    return {name for name in ("costs", "background") if not getattr(profile, name)}
 
 
 def profile_names() -> tuple[str, ...]:

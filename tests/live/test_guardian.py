@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -214,6 +215,8 @@ def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path)
         assert process.wait(10.0 * PATIENCE) == 0
         assert "T" not in [service_process.stat_fields(pid)[0] for pid in pids]
         assert {os.sched_getscheduler(pid) for pid in pids} == {os.SCHED_IDLE}
+        session = Path(f"/proc/{leader.pid}/autogroup")
+        assert not session.exists() or session.read_text().endswith("nice 19\n")
     finally:
         os.killpg(leader.pid, signal.SIGKILL)
         leader.wait()

@@ -230,12 +230,11 @@ def test_a_check_that_is_ended_leaves_nothing_running(
     while spinners():
         assert time.monotonic() < end_s
         time.sleep(0.005)
-    groups = list(Path("/sys/fs/cgroup").rglob(f"coretide-check-{run.process.pid}"))
-    if number == signal.SIGKILL:  # nobody is left to remove it
-        for folder in groups:
-            folder.rmdir()
-    else:
-        assert groups == []
+    group = job_groups_beside(usable_hierarchy(), server.pid)(f"coretide-check-{run.process.pid}")
+    if number == signal.SIGKILL:  # nobody was left to remove it
+        while group.exists() and time.monotonic() < end_s:  # the dying still count for a moment
+            group.remove()
+    assert not group.exists()
     assert affinities(server.pid) == before
 
 
@@ -348,6 +347,20 @@ def test_what_a_job_starts_while_it_is_moved_moves_too(sleepers, monkeypatch):
     job = TaskPlacement(first)
     job.set_cores((0,))
     assert os.sched_getaffinity(second) == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not everybody may leave the background")
+def test_a_job_without_groups_yields_to_its_own_session_and_to_the_others(sleepers):
+    leader, _ = sleepers
+    job, session = TaskPlacement(leader), Path(f"/proc/{leader}/autogroup")
+    for weight, policy, nice in 2 * (
+        (Weight.BACKGROUND, os.SCHED_IDLE, 19),
+        (Weight.NORMAL, os.SCHED_OTHER, 0),
+    ):
+        job.set_weight(weight)
+        assert (job.weight(), os.sched_getscheduler(leader)) == (weight, policy)
+        if session.exists():
+            assert session.read_text().split()[-1] == str(nice)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -36,6 +36,7 @@ from deploy.linux.signals import interrupt_on_stop
 from env.commandline import OneLineParser, number
 from env.errors import InputError, exit_on_bad_input
 from env.scenario import Scenario, load_scenario
+from env.simulator.profile import Background
 from training.analysis.findings import job_times
 from training.machine import experiment, preflight, published
 from training.machine.fit_machine import fit_machine, write_profile
@@ -118,10 +119,12 @@ def characterise(
     with open_testbed(out / "work", despite_load) as testbed:
         testbed.require_images(scenario.jobs)
         measure(scenario, mode, store, testbed)
+        background = Background(mechanism=testbed.background, kernel=platform.release())
     latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
     profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
+    profile = profile.model_copy(update={"background": background})
     rule = write_profile(profile, scenario, latency, out)
     lines, summary = write_report(load_scenario(out / "scenario.yaml"), profile, measured, out)
     return [rule, *lines], summary

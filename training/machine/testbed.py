@@ -168,6 +168,11 @@ class Testbed:
     def _docker_url(self) -> str:
         return self._stack.enter_context(docker_daemon())
 
+    @property
+    def background(self) -> str:
+        """The file that puts jobs into the background on this kernel."""
+        return self._service.background
+
     def require_images(self, jobs: Sequence[Job]) -> None:
         """
         Check that all jobs can be started.

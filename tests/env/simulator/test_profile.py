@@ -9,6 +9,7 @@ from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import (
     BUILT_IN,
     HOST_FIELDS,
+    Background,
     Parameter,
     content_hash,
     load_profile,
@@ -66,6 +67,17 @@ def test_what_requests_cost_may_be_left_out(tmp_path):
     assert content_hash(costly) != content_hash(known)
     save_profile(costly, tmp_path / "costly.yaml")
     assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0]
+
+
+def test_a_profile_may_say_how_background_work_yielded(tmp_path):
+    known = load_profile("cca-2025")
+    assert known.background is None
+    measured = known.model_copy(
+        update={"background": Background(mechanism="cpu.idle", kernel="6.18.0")}
+    )
+    save_profile(measured, tmp_path / "measured.yaml")
+    assert load_profile(tmp_path / "measured.yaml").background == measured.background
+    assert content_hash(measured) != content_hash(known)
 
 
 def broken(tmp_path, change, keep_hash=False):

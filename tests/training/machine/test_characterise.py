@@ -20,6 +20,7 @@ import yaml
 
 from deploy.engines.images import STRESS_IMAGE
 from deploy.linux.cgroups import JobGroup, find_hierarchy
+from deploy.linux.signals import STOPPING
 from env.allocation import Weight
 from env.errors import InputError
 from env.physics.service import SERVICE_FIELDS, service_state
@@ -29,7 +30,7 @@ from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
 from training.machine import testbed as testbed_module
 from training.machine.actuation import CHANGES, STARTS
-from training.machine.characterisation import STOPPING, machine_name, main
+from training.machine.characterisation import machine_name, main
 from training.machine.experiment import Factor, combinations, factor, require
 from training.machine.fit_machine import fit_machine, local_load, write_profile
 from training.machine.fit_pairs import fit_pairs
