@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agents.checkpoint import read_checkpoint
 from deploy.commands import add_machine_options, settings_of
-from env.commandline import OneLineParser, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, whole_number
 from env.scenario import Scenario, load_scenario
 from training.recipe import Recipe, load_recipe
 

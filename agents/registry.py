@@ -9,12 +9,12 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from agents.policy import Controller, Policy
-from env.errors import InputError, validation_message, yaml_message
-from env.scenario import Scenario, parse_yaml
+from env.errors import InputError, validation_message
+from env.inputs.yaml_files import read_yaml
+from env.scenario import Scenario
 
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
 
@@ -79,15 +79,7 @@ def warn(policy: Policy, scenario: Scenario) -> None:
 
 
 def _from_file(path: Path) -> Controller[Any]:
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as a policy ({type(error).__name__}); "
-            f"give a YAML file or one of: {', '.join(names())}"
-        ) from error
-    except yaml.YAMLError as error:
-        raise InputError(yaml_message(path, error)) from error
+    content = read_yaml(path, "a policy", f"give a YAML file or one of: {', '.join(names())}")
     rule = content.pop("rule", None) if isinstance(content, dict) else None
     if not isinstance(rule, str) or rule not in RULES:
         raise InputError(f"{path}: rule: must be one of {', '.join(RULES)}")

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.control import HISTORY
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.reward import TERMS
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, Variation

@@ -19,8 +19,8 @@ from rich.table import Table
 
 import agents
 from env.allocation import Allocation
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import Telemetry

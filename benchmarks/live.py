@@ -43,8 +43,8 @@ from deploy.records.state import State, StateFolder
 from deploy.safety.restore import undo
 from env.action import edit_table
 from env.allocation import Allocation, JobAllocation, JobState, Weight
-from env.commandline import OneLineParser, require_writable
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable
 from env.observation import VERSION, feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace

@@ -16,8 +16,8 @@ from typing import Any
 from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, deploy
 from deploy.engines.images import docker_daemon
 from deploy.records.run_report import read_report
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import load_scenario
 
 ASKED = 0.9

@@ -36,8 +36,8 @@ from deploy.linux.service_process import identify
 from deploy.linux.signals import interrupt_on_stop
 from deploy.records.mcperf import percentile
 from env.allocation import Weight
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.machine import preflight
@@ -91,7 +91,7 @@ QUICK = Plan(1, Timing(0.8, 0.2), Timing(0.5, 0.15))
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class Colocation:
     """
     What shares what.
 
@@ -142,16 +142,14 @@ class Crowd:
         return sum(neighbour.group.cpu_s() for neighbour in self._neighbours)
 
 
-def arrangements(vcpus: Sequence[int]) -> list[Arrangement]:
+def arrangements(vcpus: Sequence[int]) -> list[Colocation]:
     """
     What is measured on a machine; the first has most vCPUs, and one job.
 
     :param vcpus: the machine's; the last is the load's
     """
     counts = range(min(MOST_VCPUS, len(vcpus) - 1), 0, -1)
-    return [
-        Arrangement(tuple(vcpus[:count]), jobs) for count in counts for jobs in (JOBS[:1], JOBS)
-    ]
+    return [Colocation(tuple(vcpus[:count]), jobs) for count in counts for jobs in (JOBS[:1], JOBS)]
 
 
 def order(turn: int, modes: Sequence[str]) -> list[str]:
@@ -228,7 +226,7 @@ def medians(rows: Sequence[Figures]) -> Figures:
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
-def measure(bench: Testbed, what: Arrangement, plan: Plan, modes: Sequence[str]) -> dict[str, Any]:
+def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) -> dict[str, Any]:
     """
     Measure one arrangement.
 
@@ -292,7 +290,7 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
     }
 
 
-def table(what: Arrangement, measured: dict[str, Any]) -> Table:
+def table(what: Colocation, measured: dict[str, Any]) -> Table:
     """
     One arrangement for the terminal: medians, in brackets over none, and each turn below.
 

@@ -30,8 +30,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024

@@ -31,8 +31,8 @@ from deploy.loop.actuator import REST
 from deploy.records import proof
 from deploy.records.mcperf import percentile
 from env.allocation import Weight
-from env.commandline import OneLineParser, whole_number
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, whole_number
 from env.scenario import Job, load_scenario
 from env.simulator.load import LoadTrace
 

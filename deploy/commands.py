@@ -10,8 +10,8 @@ import agents
 from deploy import deployment
 from deploy.safety.guardian import Guardian
 from deploy.settings import Settings
-from env.commandline import OneLineParser, address, whole_number
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser, address, whole_number
 from env.scenario import load_scenario
 
 

@@ -33,8 +33,8 @@ from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
 from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
 from deploy.records.run_report import read_report
-from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 from env.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).resolve().parents[1]

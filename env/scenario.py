@@ -9,7 +9,6 @@ import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from env.errors import InputError, validation_message, yaml_message
+from env.errors import InputError, validation_message
+from env.inputs.yaml_files import read_yaml
 
 SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
@@ -168,8 +168,8 @@ class Load(_Part):
 
     qps_min: PositiveInt
     qps_max: Annotated[int, Field(gt=0, lt=2**31 - 2)]  # mcperf draws 31-bit numbers
-    interval_s: PositiveFloat
-    duration_s: PositiveFloat
+    interval_s: Annotated[float, Field(ge=0.01, le=1e6)]
+    duration_s: Annotated[float, Field(ge=0.01, le=1e6)]
     targets: tuple[PositiveInt, ...] = ()
     target_intervals: PositiveInt = 1
 
@@ -199,8 +199,8 @@ class Control(_Part):
     :param wake_qps: smallest move of the load that wakes the policy [requests/s]
     """
 
-    period_s: PositiveFloat
-    hold_s: PositiveFloat
+    period_s: Annotated[float, Field(ge=0.001, le=60.0)]
+    hold_s: Annotated[float, Field(ge=0.001, le=3600.0)]
     wake_qps: PositiveFloat
 
     @model_validator(mode="after")
@@ -374,17 +374,10 @@ def _read_profile(profile: str) -> tuple[dict[str, float], str]:
             )
     try:
         return _profile_in(path, path.stat().st_mtime_ns)
-    except (
-        OSError,
-        UnicodeDecodeError,
-        yaml.YAMLError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:
-        raise ValueError(
-            f"profile: {path}: cannot be read as a profile ({type(error).__name__})"
-        ) from error
+    except InputError as error:
+        raise ValueError(f"profile: {error}") from error
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"profile: {path}: cannot be read as a profile") from error
 
 
 def is_profile_file(profile: str) -> bool:
@@ -398,19 +391,9 @@ def is_profile_file(profile: str) -> bool:
 
 @functools.cache
 def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, float], str]:
-    content = parse_yaml(path.read_text(encoding="utf-8"))
+    content = read_yaml(path, "a profile")
     work_s = {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
     return work_s, str(content.get("hash", ""))
-
-
-def parse_yaml(text: str) -> Any:
-    """
-    What a YAML document says, parsed in C where PyYAML was built with it.
-
-    :param text: the document
-    :raises yaml.YAMLError: if it is none
-    """
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
@@ -423,16 +406,8 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     path = Path(name_or_path)
     if str(name_or_path) in scenario_names():
         path = SCENARIO_FOLDER / f"{name_or_path}.yaml"
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(scenario_names())
-        raise InputError(
-            f"{name_or_path}: cannot be read as a scenario ({type(error).__name__}); "
-            f"give a YAML file or one of: {known}"
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(yaml_message(path, error)) from error
+    known = ", ".join(scenario_names())
+    content = read_yaml(path, "a scenario", f"give a YAML file or one of: {known}")
     if isinstance(content, dict) and is_profile_file(str(content.get("profile", ""))):
         content["profile"] = str((path.parent / content["profile"]).resolve())
     return _validated(path, content)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from env.errors import InputError, validation_message, yaml_message
+from env.errors import InputError, validation_message
+from env.inputs.yaml_files import read_yaml
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -119,13 +119,9 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     path = Path(name_or_path)
     if str(name_or_path) in recipe_names():
         path = RECIPE_FOLDER / f"{name_or_path}.yaml"
+    content = read_yaml(path, "a recipe", f"known are {', '.join(recipe_names())}")
     try:
-        return Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        known = ", ".join(recipe_names())
-        raise InputError(f"{name_or_path}: no such recipe; known are {known}") from error
-    except yaml.YAMLError as error:
-        raise InputError(yaml_message(path, error)) from error
+        return Recipe.model_validate(content)
     except ValidationError as error:
         fields, nested = ", ".join(Recipe.model_fields), ", ".join(Imitation.model_fields)
         allowed = f"; allowed are {fields}, and in imitation {nested}"

@@ -28,8 +28,8 @@ from deploy.load.keys import load_records
 from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
 from deploy.records import mcperf
 from deploy.records.lines import Disk, LineFile
-from env.commandline import OneLineParser, address, number, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, address, number, whole_number
 from env.simulator.load import LoadTrace
 
 LEAD_S = 0.1

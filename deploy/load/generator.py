@@ -27,8 +27,8 @@ import numpy as np
 
 from deploy.linux import realtime
 from deploy.load.keys import ANSWERED, RECORDS, REQUEST_BYTES, get_request, load_records
-from env.commandline import OneLineParser, address, number, whole_number
 from env.errors import InputError
+from env.inputs.commandline import OneLineParser, address, number, whole_number
 from env.simulator.load import LoadTrace
 
 TICK_S = 0.00025

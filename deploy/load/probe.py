@@ -34,8 +34,8 @@ from deploy.linux.helpers import helper_command
 from deploy.load.keys import ANSWERED, RECORDS, get_request
 from deploy.records.lines import LineFile
 from deploy.records.mcperf import HEADER, format_row, percentile
-from env.commandline import OneLineParser, address, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, address, whole_number
 
 RATE_QPS = 1000.0
 LIMIT_S = 0.25

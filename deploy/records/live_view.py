@@ -38,8 +38,8 @@ from deploy.records.recorder import (
     scenario_of,
 )
 from deploy.records.terminal import printable
-from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 from env.scenario import Scenario, profile_work_s
 
 REFRESH_S = 0.5

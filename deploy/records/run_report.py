@@ -41,8 +41,8 @@ from deploy.records.recorder import (
     started_at_s,
 )
 from deploy.records.terminal import complain
-from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 from env.scenario import Scenario
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from env.commandline import OneLineParser, whole_number
+from env.inputs.commandline import OneLineParser, whole_number
 from env.scenario import Load
 
 # minstd_rand0 of C++11: x <- 16807 x mod 2^31 - 1 (Park & Miller, 1988).

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 
 FloatArray = npt.NDArray[np.float64]
 

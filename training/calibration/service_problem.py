@@ -51,7 +51,7 @@ LATE_RISE = {"rise_qps": 28e3, "queue_us": 85.0, "slice_exponent": 15.0, "level_
 _STEP = 1e-4
 
 
-class Parts(NamedTuple):
+class UnknownParts(NamedTuple):
     """
     Where the unknowns are.
 
@@ -73,8 +73,8 @@ class Problem:
     """
     The least-squares problem of one selection of scans and runs.
 
-    The unknowns are logarithms, in the order of `Parts`. A factor touches only its own rows, so all
-    factors of one kind share one evaluation of the Jacobian.
+    The unknowns are logarithms, in the order of `UnknownParts`. A factor touches only its own rows,
+    so all factors of one kind share one evaluation of the Jacobian.
 
     :param scans: scans of memcached alone
     :param intervals: intervals of runs
@@ -95,7 +95,7 @@ class Problem:
         self.intervals = intervals
         scanned, ran = len(scans.vm_names), len(intervals.vm_names)
         ends = np.cumsum([len(FREE), scanned, scanned, ran, ran])
-        self.parts = Parts(*(slice(int(a), int(b)) for a, b in pairwise([0, *ends])))
+        self.parts = UnknownParts(*(slice(int(a), int(b)) for a, b in pairwise([0, *ends])))
         self.size = int(ends[-1])
         self.log_median = np.log([SERVICE_PRIORS[name].median for name in FREE])
         self.log_sd = np.array([SERVICE_PRIORS[name].sd for name in FREE])

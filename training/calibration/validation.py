@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable
 from env.simulator.profile import Profile
 from training.calibration.logs.course import DEFAULT_SLO_US, JOBS, SLO_US
 from training.calibration.logs.run_logs import read_runs

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable
 from env.physics.jobs import JOB_FIELDS, PRESSURE
 from env.physics.service import SERVICE_FIELDS, service_occupancy
 from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile

@@ -21,8 +21,8 @@ from rich.progress import track
 
 import agents
 from agents.checkpoint import find_checkpoint
-from env.commandline import OneLineParser, number, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
 from env.scenario import load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation

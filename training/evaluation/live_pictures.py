@@ -29,8 +29,8 @@ from deploy.records.recorder import (
 )
 from deploy.records.run_report import read_intervals, read_report
 from env.allocation import JobState
-from env.commandline import OneLineParser
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 from training.evaluation.plots import plot_run
 from training.evaluation.timeline import Interval, Recording, Span
 

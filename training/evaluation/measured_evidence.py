@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from env.commandline import OneLineParser
 from env.errors import exit_on_bad_input
+from env.inputs.commandline import OneLineParser
 from training.calibration.logs.course import DEFAULT_SLO_US, LOAD_LAG_S
 from training.calibration.logs.run_logs import whole_intervals
 from training.calibration.logs.tables import read_table

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import agents
-from env.commandline import OneLineParser, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import Profile

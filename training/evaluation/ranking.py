@@ -26,8 +26,8 @@ from rich.progress import Progress
 
 import agents
 from agents.checkpoint import find_checkpoint
-from env.commandline import OneLineParser, number, require_writable, whole_number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.bound import bound_report

@@ -33,8 +33,8 @@ from rich.progress import (
 from rich.table import Table
 
 from deploy.linux.signals import interrupt_on_stop
-from env.commandline import OneLineParser, number
 from env.errors import InputError, exit_on_bad_input
+from env.inputs.commandline import OneLineParser, number
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import Background
 from training.analysis.findings import job_times

@@ -16,8 +16,8 @@ from deploy.commands import state_folder
 from deploy.live_episodes import LiveBackend
 from deploy.settings import Settings
 from env.colocation import ColocationEnv
-from env.commandline import address
 from env.errors import InputError
+from env.inputs.commandline import address
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import load_profile
 from training.ppo.callbacks import EpisodeLog

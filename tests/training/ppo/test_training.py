@@ -251,7 +251,7 @@ def test_a_recipe_that_is_none_is_named_in_one_line(change, says, tmp_path):
     ("options", "says"),
     [
         (["--scenario", "nowhere"], "nowhere"),
-        (["--recipe", "nowhere"], "no such recipe"),
+        (["--recipe", "nowhere"], "cannot be read as a recipe: no such file"),
         (["--steps", "0"], "--steps"),
         (["--env", "vmm"], "--env"),
         (["--resume", "nowhere.zip"], "no such checkpoint"),

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pandas as pd
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from env.errors import InputError, validation_message, yaml_message
+from env.errors import InputError, validation_message
+from env.inputs.yaml_files import read_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
 
@@ -130,12 +130,9 @@ def load_known_faults(path: Path) -> KnownFaults:
     :param path: YAML
     :raises InputError: one line that names the file, the field and what is wrong
     """
+    content = read_yaml(path, "what is known about the logs")
     try:
-        return KnownFaults.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except yaml.YAMLError as error:
-        raise InputError(yaml_message(path, error)) from None
+        return KnownFaults.model_validate(content)
     except ValidationError as error:
         raise InputError(validation_message(path, error)) from None
 

@@ -46,16 +46,17 @@ class _Loader(_SafeLoader):
         return mapping
 
 
-def read_yaml(path: Path, what: str) -> Any:
+def read_yaml(path: Path, what: str, instead: str = "") -> Any:
     """
     The content of a YAML file.
 
     :param path: a regular file of at most `MOST_BYTES`
     :param what: what it should be, for messages: "a scenario"
+    :param instead: what else could have been given, said where the file cannot be read
     :return: mappings, lists, texts and numbers
     :raises InputError: one line that names the file, the line of the fault and what is allowed
     """
-    text = _read(path, what)
+    text = _read(path, what, instead)
     try:
         _require_modest(text)
         return yaml.load(text, _Loader)
@@ -65,22 +66,24 @@ def read_yaml(path: Path, what: str) -> Any:
         raise InputError(f"{path}: not valid YAML: a value that cannot be read") from error
 
 
-def _read(path: Path, what: str) -> str:
+def _read(path: Path, what: str, instead: str) -> str:
+    def refusal(reason: str) -> InputError:
+        hint = f"; {instead}" if instead else ""
+        return InputError(f"{path}: cannot be read as {what}: {reason}{hint}")
+
     try:
         # Without waiting: a named pipe has no writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InputError(f"{path}: cannot be read as {what}: not a regular file")
+                raise refusal("not a regular file")
             content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or "unreadable").lower()
-        raise InputError(f"{path}: cannot be read as {what}: {reason}") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(f"{path}: cannot be read as {what}: larger than {MOST_BYTES >> 20} MiB")
-    try:
+        if len(content) > MOST_BYTES:
+            raise refusal(f"larger than {MOST_BYTES >> 20} MiB")
         return content.decode("utf-8")
+    except OSError as error:
+        raise refusal((error.strerror or "unreadable").lower()) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read as {what}: not UTF-8 text") from error
+        raise refusal("not UTF-8 text") from error
 
 
 def _require_modest(text: str) -> None:

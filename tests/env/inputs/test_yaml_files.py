@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env.errors import InputError
+from env.inputs.yaml_files import LONGEST_SCALAR, MOST_BYTES, MOST_DEPTH, MOST_NODES, read_yaml
 from env.scenario import SCENARIO_FOLDER
-from env.yaml_files import LONGEST_SCALAR, MOST_BYTES, MOST_DEPTH, MOST_NODES, read_yaml
 
 
 def read(folder: Path, content: str | bytes) -> object:
