@@ -20,30 +20,33 @@ answers three questions, in this order:
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
 
+from env.codes import BACKGROUND, NORMAL
 from env.physics.compiled import compiled, inlined
-
-JOB_FIELDS = (
-    "work_s",  # run time alone, one thread, no neighbour [s]
-    "serial_fraction",  # part of work_s that only one thread can do
-    "cores_per_thread",  # vCPUs one thread keeps busy (pipelines run more than they are told)
-    "smt",  # speed of a vCPU whose sibling is busy, relative to an idle sibling
-    "sensitivity",  # slow-down per unit of the others' memory pressure
-    "pressure",  # memory pressure per vCPU in use; canneal is 1 by definition
-    "launch_overhead_s",  # container start, unpacking and end detection [s]
+from env.physics.parameters import (
+    JOB_SPEED,
+    SERVICE_PRESSURE,
+    SERVICE_SIBLING,
+    STRAGGLING,
+    column,
 )
-WORK_S, SERIAL_FRACTION, CORES_PER_THREAD, SMT, SENSITIVITY, PRESSURE, LAUNCH_OVERHEAD_S = range(7)
 
-BACKGROUND, NORMAL = 0, 1
+JOB_FIELDS: list[str] = []
+"""The parameters of one job."""
 
-# First entries of HOST_FIELDS (env.simulator.profile). Memory pressure of a busy memcached vCPU:
-SERVICE_PRESSURE = 0
-# The VM's batch speed relative to the profile's.
-JOB_SPEED = 1
-# How much of its sibling a vCPU that serves memcached takes, per unit of occupancy: interrupts and
-# wake-ups cost the sibling more than the requests' own time.
-SERVICE_SIBLING = 2
-# How far a job waits for its slowest thread: 0 shares work freely, 1 goes at that one's pace.
-STRAGGLING = 3
+# [s] Run time alone, one thread, no neighbour.
+WORK_S = column(JOB_FIELDS, "work_s")
+# Part of that which only one thread can do.
+SERIAL_FRACTION = column(JOB_FIELDS, "serial_fraction")
+# [vCPUs] What one thread keeps busy: pipelines run more threads than they are told.
+CORES_PER_THREAD = column(JOB_FIELDS, "cores_per_thread")
+# Speed of a vCPU whose sibling is busy, relative to an idle sibling.
+SMT = column(JOB_FIELDS, "smt")
+# Slow-down per unit of the others' memory pressure.
+SENSITIVITY = column(JOB_FIELDS, "sensitivity")
+# [1/vCPU] Memory pressure per vCPU in use; canneal is 1 by definition.
+PRESSURE = column(JOB_FIELDS, "pressure")
+# [s] Container start, unpacking and end detection.
+LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
 
 # Demands settle in two rounds: the first places the jobs in turn, the second lets the early ones
 # react to the late ones.

@@ -25,57 +25,55 @@ from __future__ import annotations
 import math
 
 from env.physics.compiled import compiled, inlined
+from env.physics.parameters import column
 
-#: The parameters of :func:`service_state`, in the order of its ``params`` array.
-SERVICE_FIELDS = (
-    "vm_speed",  # [-] speed of this VM against the profile's; drawn from the vm_speed section
-    "core_capacity_qps",  # [1/s] what one vCPU alone serves, sibling idle
-    "smt",  # [-] speed of a vCPU whose sibling serves memcached too
-    "batch_smt",  # [-] speed of a vCPU whose sibling runs batch work all the time
-    "idle_us",  # [us] p95 without load
-    "level_us",  # [us] p95 where the early rise with load levels off
-    "rise_qps",  # [1/s] the load at which half of that rise is reached
-    "queue_us",  # [us] p95 added in proportion to utilisation
-    "knee_exponent",  # [-] sharpness of the knee: (load / capacity) ** exponent
-    "outstanding",  # [requests] outstanding requests at the 95th percentile: plateau x capacity
-    "slice_us",  # [us] wait for a time slice at capacity, per thread that others keep waiting
-    "slice_exponent",  # [-] how late that wait sets in
-    "speed_latency",  # [-] share of the latency below the knee that scales with 1 / vm_speed
-    "batch_latency",  # [-] latency below the knee, added per busy vCPU that runs batch elsewhere
-    "pressure_latency",  # [-] the same, added per unit of memory pressure
-    "equal_share",  # [-] largest share of a vCPU that equal-weight batch work takes
-    "equal_exponent",  # [-] how late the wait for a time slice beside such work sets in
-    "equal_latency",  # [-] latency added where such work sits on all of memcached's vCPUs
-    "background_latency",  # [-] the same for background weight
-    "background_capacity",  # [-] capacity lost to background work on all of memcached's vCPUs
-    "cpu_limit",  # [-] CPU use per vCPU that memcached's own clock shows at saturation
-    "tail_shape",  # [-] shape of the log-logistic tail without such waits, see tail_fraction
-)
+SERVICE_FIELDS: list[str] = []
+"""The parameters of `service_state`, in the order of its `params` array."""
 
-(
-    VM_SPEED,
-    CORE_CAPACITY_QPS,
-    SMT,
-    BATCH_SMT,
-    IDLE_US,
-    LEVEL_US,
-    RISE_QPS,
-    QUEUE_US,
-    KNEE_EXPONENT,
-    OUTSTANDING,
-    SLICE_US,
-    SLICE_EXPONENT,
-    SPEED_LATENCY,
-    BATCH_LATENCY,
-    PRESSURE_LATENCY,
-    EQUAL_SHARE,
-    EQUAL_EXPONENT,
-    EQUAL_LATENCY,
-    BACKGROUND_LATENCY,
-    BACKGROUND_CAPACITY,
-    CPU_LIMIT,
-    TAIL_SHAPE,
-) = range(len(SERVICE_FIELDS))
+# Speed of this VM against the profile's; drawn from the vm_speed section.
+VM_SPEED = column(SERVICE_FIELDS, "vm_speed")
+# [1/s] What one vCPU alone serves, sibling idle.
+CORE_CAPACITY_QPS = column(SERVICE_FIELDS, "core_capacity_qps")
+# Speed of a vCPU whose sibling serves memcached too.
+SMT = column(SERVICE_FIELDS, "smt")
+# Speed of a vCPU whose sibling runs batch work all the time.
+BATCH_SMT = column(SERVICE_FIELDS, "batch_smt")
+# [us] p95 without load.
+IDLE_US = column(SERVICE_FIELDS, "idle_us")
+# [us] p95 where the early rise with load levels off.
+LEVEL_US = column(SERVICE_FIELDS, "level_us")
+# [1/s] The load at which half of that rise is reached.
+RISE_QPS = column(SERVICE_FIELDS, "rise_qps")
+# [us] p95 added in proportion to utilisation.
+QUEUE_US = column(SERVICE_FIELDS, "queue_us")
+# Sharpness of the knee: (load / capacity) ** exponent.
+KNEE_EXPONENT = column(SERVICE_FIELDS, "knee_exponent")
+# [requests] Outstanding requests at the 95th percentile: plateau x capacity.
+OUTSTANDING = column(SERVICE_FIELDS, "outstanding")
+# [us] Wait for a time slice at capacity, per thread that others keep waiting.
+SLICE_US = column(SERVICE_FIELDS, "slice_us")
+# How late that wait sets in.
+SLICE_EXPONENT = column(SERVICE_FIELDS, "slice_exponent")
+# Share of the latency below the knee that scales with 1 / vm_speed.
+SPEED_LATENCY = column(SERVICE_FIELDS, "speed_latency")
+# Latency below the knee, added per busy vCPU that runs batch elsewhere.
+BATCH_LATENCY = column(SERVICE_FIELDS, "batch_latency")
+# The same, added per unit of memory pressure.
+PRESSURE_LATENCY = column(SERVICE_FIELDS, "pressure_latency")
+# Largest share of a vCPU that equal-weight batch work takes.
+EQUAL_SHARE = column(SERVICE_FIELDS, "equal_share")
+# How late the wait for a time slice beside such work sets in.
+EQUAL_EXPONENT = column(SERVICE_FIELDS, "equal_exponent")
+# Latency added where such work sits on all of memcached's vCPUs.
+EQUAL_LATENCY = column(SERVICE_FIELDS, "equal_latency")
+# The same for background weight.
+BACKGROUND_LATENCY = column(SERVICE_FIELDS, "background_latency")
+# Capacity lost to background work on all of memcached's vCPUs.
+BACKGROUND_CAPACITY = column(SERVICE_FIELDS, "background_capacity")
+# CPU use per vCPU that memcached's own clock shows at saturation.
+CPU_LIMIT = column(SERVICE_FIELDS, "cpu_limit")
+# Shape of the log-logistic tail without such waits, see tail_fraction.
+TAIL_SHAPE = column(SERVICE_FIELDS, "tail_shape")
 
 #: Of the odds 0.95 / 0.05: what a log-logistic tail's shape times ln(p95 / p50) is.
 LN_19 = math.log(19.0)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from env.control import control_fields
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.reward import TERMS
-from env.simulator.profile import COST_FIELDS, HOST_FIELDS
 
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""

@@ -21,34 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from env.errors import yaml_message
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS, NEUTRAL_COSTS
 from env.physics.service import SERVICE_FIELDS
 
 FloatArray = npt.NDArray[np.float64]
-
-HOST_FIELDS = (
-    "service_pressure",  # memory pressure of one busy memcached vCPU (canneal's vCPU is 1)
-    "job_speed",  # batch speed of this VM relative to the fitted one
-    "service_sibling",  # sibling time that memcached takes per unit of its own occupancy
-    "straggling",  # how far jobs wait for their slowest thread: 0 not at all, 1 fully
-    "load_lag_low_s",  # the load and its intervals are this late against the log's clock
-    "load_lag_high_s",
-    "api_latency_median_s",  # a Docker call: create, pause, unpause
-    "api_latency_p90_s",
-    "api_latency_p99_s",
-    "fast_latency_s",  # cpuset and weight files, taskset
-    "container_start_s",
-    "migration_cost_s",  # work a job loses when its cpuset changes
-    "resume_cost_s",  # work a job loses to cold caches after a pause
-    "sensor_noise",  # relative sd of a CPU or request reading, on top of counting noise
-)
-
-#: What requests cost in CPU time, where that was measured; else its neutral value: each the same,
-#: and nothing to a load generator, which runs on other machines.
-COST_FIELDS = {
-    "service_exponent": 1.0,  # memcached's CPU time goes with (load / capacity) to this power
-    "client_cpu": 0.0,  # [vCPUs] what the load generator takes at the load that one vCPU serves
-    "client_exponent": 1.0,  # that goes with load / what one vCPU serves to this power
-}
 
 # What a value may be, where that is less than every positive number.
 LIMITS = {
@@ -131,7 +107,7 @@ class Profile(BaseModel):
         for job, fields in self.jobs.items():
             _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
         _check_fields("host", self.host, HOST_FIELDS)
-        _check_fields("costs", self.costs, (), tuple(COST_FIELDS))
+        _check_fields("costs", self.costs, (), COST_FIELDS)
         return self
 
     @property
@@ -168,8 +144,9 @@ class Profile(BaseModel):
 
     def cost_array(self) -> FloatArray:
         """What requests cost, in the order of ``COST_FIELDS``."""
-        known = {name: parameter.value for name, parameter in self.costs.items()}
-        return np.array(list((COST_FIELDS | known).values()), dtype=np.float64)
+        costs = dict(zip(COST_FIELDS, NEUTRAL_COSTS, strict=True))
+        costs |= {name: parameter.value for name, parameter in self.costs.items()}
+        return np.array(list(costs.values()), dtype=np.float64)
 
     def cost_spreads(self) -> FloatArray:
         """Their spreads, in the same order; 0 for what was left out."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from env.errors import InputError, exit_on_bad_input
+from env.physics.parameters import HOST_FIELDS
 from env.scenario import (
     PROFILE_FOLDER,
     SCENARIO_FOLDER,
@@ -21,7 +22,6 @@ from env.scenario import (
     scenario_names,
 )
 from env.simulator.machine import EpisodeFactory
-from env.simulator.profile import HOST_FIELDS
 
 Content = dict[str, Any]
 Edit = Callable[[Content], object]

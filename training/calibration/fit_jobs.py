@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from env.codes import BACKGROUND, NORMAL
 from env.errors import InputError
 from env.physics.compiled import allocating
-from env.physics.jobs import BACKGROUND, JOB_FIELDS, LAUNCH_OVERHEAD_S, NORMAL, WORK_S, job_speeds
-from env.simulator.profile import HOST_FIELDS
+from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, WORK_S, job_speeds
+from env.physics.parameters import HOST_FIELDS
 from training.calibration.tables import (
     VCPUS,
     Remark,

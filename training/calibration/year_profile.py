@@ -24,8 +24,9 @@ from rich.console import Console
 from env.commandline import OneLineParser, require_writable
 from env.errors import InputError, exit_on_bad_input
 from env.physics.jobs import JOB_FIELDS, PRESSURE
+from env.physics.parameters import HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS, service_occupancy
-from env.simulator.profile import HOST_FIELDS, Parameter, Profile, Vm, save_profile
+from env.simulator.profile import Parameter, Profile, Vm, save_profile
 from training.calibration.fit_jobs import (
     BATCH_SIBLINGS,
     JOBS,

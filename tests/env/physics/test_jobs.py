@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env.physics.jobs import BACKGROUND, NORMAL, job_speeds
+from env.codes import BACKGROUND, NORMAL
+from env.physics.jobs import job_speeds
 from env.simulator.profile import load_profile
 
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
