@@ -1,11 +1,11 @@
-"""How memcached answers: latency, capacity and CPU use on a set of vCPUs.
+"""
+How memcached answers: latency, capacity and CPU use on a set of vCPUs.
 
-One scalar function, :func:`service_state`, maps a load and an allocation to the 95th percentile
-of latency, the largest load that can be served, and the CPU time memcached uses. It is a closed
-form fitted to measured runs (see ``training/calibration/fit_service.py`` and
-``docs/calibration.md``), not a queueing simulation: an operating system's scheduler, a virtual
-network card and a load generator with a bounded number of outstanding requests leave a curve that a
-few terms describe:
+One scalar function, `service_state`, maps a load and an allocation to the 95th percentile of
+latency, the largest load that can be served, and the CPU time memcached uses. It is a closed form
+fitted to measured runs (see `training.calibration` and `docs/calibration.md`), not a queueing
+simulation: an operating system's scheduler, a virtual network card and a load generator with a
+bounded number of outstanding requests leave a curve that a few terms describe:
 
 * an **idle latency** and an early **rise** with load that levels off;
 * a **queue** term proportional to utilisation, and a **knee** near capacity;
@@ -17,85 +17,85 @@ few terms describe:
 * what batch work costs: SMT siblings, shared vCPUs, the memory system;
 * what a load generator on the machine itself takes of the last vCPU.
 
-Units: seconds, microseconds (``_us``), requests per second (``_qps``), fractions of one vCPU.
+Units: seconds, microseconds (`_us`), requests per second (`_qps`), fractions of one vCPU.
 """
-
-from __future__ import annotations
 
 import math
 
 from env.physics.compiled import compiled, inlined
+from env.physics.parameters import column
 
-#: The parameters of :func:`service_state`, in the order of its ``params`` array.
-SERVICE_FIELDS = (
-    "vm_speed",  # [-] speed of this VM against the profile's; drawn from the vm_speed section
-    "core_capacity_qps",  # [1/s] what one vCPU alone serves, sibling idle
-    "smt",  # [-] speed of a vCPU whose sibling serves memcached too
-    "batch_smt",  # [-] speed of a vCPU whose sibling runs batch work all the time
-    "idle_us",  # [us] p95 without load
-    "level_us",  # [us] p95 where the early rise with load levels off
-    "rise_qps",  # [1/s] the load at which half of that rise is reached
-    "queue_us",  # [us] p95 added in proportion to utilisation
-    "knee_exponent",  # [-] sharpness of the knee: (load / capacity) ** exponent
-    "outstanding",  # [requests] outstanding requests at the 95th percentile: plateau x capacity
-    "slice_us",  # [us] wait for a time slice at capacity, per thread that others keep waiting
-    "slice_exponent",  # [-] how late that wait sets in
-    "speed_latency",  # [-] share of the latency below the knee that scales with 1 / vm_speed
-    "batch_latency",  # [-] latency below the knee, added per busy vCPU that runs batch elsewhere
-    "pressure_latency",  # [-] the same, added per unit of memory pressure
-    "equal_share",  # [-] largest share of a vCPU that equal-weight batch work takes
-    "equal_exponent",  # [-] how late the wait for a time slice beside such work sets in
-    "equal_latency",  # [-] latency added where such work sits on all of memcached's vCPUs
-    "background_latency",  # [-] the same for background weight
-    "background_capacity",  # [-] capacity lost to background work on all of memcached's vCPUs
-    "cpu_limit",  # [-] CPU use per vCPU that memcached's own clock shows at saturation
-    "tail_shape",  # [-] shape of the log-logistic tail without such waits, see tail_fraction
-)
+SERVICE_FIELDS: list[str] = []
+"""The parameters of `service_state`, in the order of its `params` array."""
 
-(
-    VM_SPEED,
-    CORE_CAPACITY_QPS,
-    SMT,
-    BATCH_SMT,
-    IDLE_US,
-    LEVEL_US,
-    RISE_QPS,
-    QUEUE_US,
-    KNEE_EXPONENT,
-    OUTSTANDING,
-    SLICE_US,
-    SLICE_EXPONENT,
-    SPEED_LATENCY,
-    BATCH_LATENCY,
-    PRESSURE_LATENCY,
-    EQUAL_SHARE,
-    EQUAL_EXPONENT,
-    EQUAL_LATENCY,
-    BACKGROUND_LATENCY,
-    BACKGROUND_CAPACITY,
-    CPU_LIMIT,
-    TAIL_SHAPE,
-) = range(len(SERVICE_FIELDS))
+# Speed of this VM against the profile's; drawn from the vm_speed section.
+VM_SPEED = column(SERVICE_FIELDS, "vm_speed")
+# [1/s] What one vCPU alone serves, sibling idle.
+CORE_CAPACITY_QPS = column(SERVICE_FIELDS, "core_capacity_qps")
+# Speed of a vCPU whose sibling serves memcached too.
+SMT = column(SERVICE_FIELDS, "smt")
+# Speed of a vCPU whose sibling runs batch work all the time.
+BATCH_SMT = column(SERVICE_FIELDS, "batch_smt")
+# [us] p95 without load.
+IDLE_US = column(SERVICE_FIELDS, "idle_us")
+# [us] p95 where the early rise with load levels off.
+LEVEL_US = column(SERVICE_FIELDS, "level_us")
+# [1/s] The load at which half of that rise is reached.
+RISE_QPS = column(SERVICE_FIELDS, "rise_qps")
+# [us] p95 added in proportion to utilisation.
+QUEUE_US = column(SERVICE_FIELDS, "queue_us")
+# Sharpness of the knee: (load / capacity) ** exponent.
+KNEE_EXPONENT = column(SERVICE_FIELDS, "knee_exponent")
+# [requests] Outstanding requests at the 95th percentile: plateau x capacity.
+OUTSTANDING = column(SERVICE_FIELDS, "outstanding")
+# [us] Wait for a time slice at capacity, per thread that others keep waiting.
+SLICE_US = column(SERVICE_FIELDS, "slice_us")
+# How late that wait sets in.
+SLICE_EXPONENT = column(SERVICE_FIELDS, "slice_exponent")
+# Share of the latency below the knee that scales with 1 / vm_speed.
+SPEED_LATENCY = column(SERVICE_FIELDS, "speed_latency")
+# Latency below the knee, added per busy vCPU that runs batch elsewhere.
+BATCH_LATENCY = column(SERVICE_FIELDS, "batch_latency")
+# The same, added per unit of memory pressure.
+PRESSURE_LATENCY = column(SERVICE_FIELDS, "pressure_latency")
+# Largest share of a vCPU that equal-weight batch work takes.
+EQUAL_SHARE = column(SERVICE_FIELDS, "equal_share")
+# How late the wait for a time slice beside such work sets in.
+EQUAL_EXPONENT = column(SERVICE_FIELDS, "equal_exponent")
+# Latency added where such work sits on all of memcached's vCPUs.
+EQUAL_LATENCY = column(SERVICE_FIELDS, "equal_latency")
+# The same for background weight.
+BACKGROUND_LATENCY = column(SERVICE_FIELDS, "background_latency")
+# Capacity lost to background work on all of memcached's vCPUs.
+BACKGROUND_CAPACITY = column(SERVICE_FIELDS, "background_capacity")
+# CPU use per vCPU that memcached's own clock shows at saturation.
+CPU_LIMIT = column(SERVICE_FIELDS, "cpu_limit")
+# Shape of the log-logistic tail without such waits, see tail_fraction.
+TAIL_SHAPE = column(SERVICE_FIELDS, "tail_shape")
 
-#: Of the odds 0.95 / 0.05: what a log-logistic tail's shape times ln(p95 / p50) is.
 LN_19 = math.log(19.0)
+"""A log-logistic tail's shape times ln(p95 / p50): the logarithm of the odds 0.95 / 0.05."""
 
-#: [-] Busy fraction at which background work costs half of its full effect. What costs is that
-#: work is there to be preempted, not how much of it: memcached's wake-ups set the pace.
 BACKGROUND_HALF = 0.05
+"""
+Busy fraction at which background work costs half of its full effect.
+
+Memcached's wake-ups set the pace: it costs that work is there to be preempted, not how much.
+"""
 
 
 @inlined
 def own_speed(c, sibling, background, equal, params, client):
-    """Speed at which vCPU ``c`` would serve one memcached thread beside its batch work.
+    """
+    Speed at which vCPU `c` would serve one memcached thread beside its batch work.
 
-    :param c: index of the vCPU.
-    :param sibling: SMT sibling of each vCPU, or -1.
-    :param background: busy fraction of each vCPU by background batch work.
-    :param equal: the same by batch work of memcached's weight.
-    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
-    :param client: fraction of the last vCPU that the load generator takes.
-    :return: (speed, share of the vCPU's time), both 1 on an idle core.
+    :param c: index of the vCPU
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param client: fraction of the last vCPU that the load generator takes
+    :return: (speed, share of the vCPU's time), both 1 on an idle core
     """
     presence = background[c] / (background[c] + BACKGROUND_HALF)
     share = (1.0 - min(equal[c], params[EQUAL_SHARE])) * (
@@ -110,16 +110,17 @@ def own_speed(c, sibling, background, equal, params, client):
 
 @inlined
 def largest_share_taken(equal, cores_mask, threads, most, client):
-    """Share of its vCPU that others take from the thread that they take most from.
+    """
+    Largest share of its vCPU that others take from one of memcached's threads.
 
     Others are equal-weight work and the load generator. Threads keep off them while they can.
 
-    :param equal: busy fraction of each vCPU by batch work of memcached's weight.
-    :param cores_mask: memcached's vCPUs.
-    :param threads: its threads that have a vCPU of their own, at least 1.
-    :param most: the largest share that such work takes.
-    :param client: fraction of the last vCPU that the load generator takes.
-    :return: the share.
+    :param equal: float64[C], busy fraction of each vCPU by batch work of memcached's weight
+    :param cores_mask: memcached's vCPUs
+    :param threads: its threads that have a vCPU of their own, at least 1
+    :param most: the largest share that such work takes
+    :param client: fraction of the last vCPU that the load generator takes
+    :return: the share
     """
     taken = 0
     share = 0.0
@@ -140,17 +141,18 @@ def largest_share_taken(equal, cores_mask, threads, most, client):
 
 @inlined
 def served(threads, cores_mask, sibling, background, equal, params, client):
-    """What memcached's vCPUs are worth to its threads.
+    """
+    What memcached's vCPUs are worth to its threads.
 
-    :param threads: memcached's worker threads.
-    :param cores_mask: memcached's vCPUs (bit mask, not empty).
-    :param sibling: SMT sibling of each vCPU, or -1.
-    :param background: fraction of each vCPU kept busy by batch work of background weight.
-    :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
-    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
-    :param client: fraction of the last vCPU that the load generator takes.
+    :param threads: memcached's worker threads
+    :param cores_mask: memcached's vCPUs (bit mask, not empty)
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param client: fraction of the last vCPU that the load generator takes
     :return: vCPUs' worth of service, the same had no thread another one of memcached for a
-        sibling, and vCPUs' worth of time.
+        sibling, and vCPUs' worth of time
     """
     vcpus = len(sibling)
     cores = 0
@@ -190,26 +192,44 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
 
 @compiled
 def service_capacity(threads, cores_mask, sibling, background, equal, params, client=0.0):
-    """Largest load that memcached can serve [1/s]; parameters as of :func:`service_state`."""
+    """
+    Largest load that memcached can serve.
+
+    :param threads: memcached's worker threads
+    :param cores_mask: memcached's vCPUs (bit mask, not empty)
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param client: fraction of the last vCPU that the load generator takes
+    :return: the load [1/s]
+    """
     speed, _, _ = served(threads, cores_mask, sibling, background, equal, params, client)
     return params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed
 
 
 @inlined
 def relative_cost(load, exponent):
-    """CPU time of a request at a part of the load that can be served, relative to one at all of it.
+    """
+    CPU time of a request at some load, relative to one at capacity.
 
-    :param exponent: of that part, to which all requests' CPU time is proportional; below 1 where
-        requests that come together cost less.
+    :param load: the load, as a part of the capacity
+    :param exponent: all requests' CPU time goes with `load` to this power; below 1 where requests
+        that come together cost less
     """
     return load ** (exponent - 1.0) if exponent != 1.0 and load > 0.0 else 1.0
 
 
 @inlined
 def busy_part(load, speed, solo):
-    """Part of its time that memcached is busy at a part of the load it can serve.
+    """
+    Part of its time that memcached is busy at some load.
 
     Requests cost less CPU while a sibling thread rests, more once both are busy.
+
+    :param load: the load, as a part of the capacity
+    :param speed: vCPUs' worth of service, see `served`
+    :param solo: the same without siblings that serve memcached too, see `served`
     """
     return load * (speed / solo + (1.0 - speed / solo) * load)
 
@@ -218,10 +238,19 @@ def busy_part(load, speed, solo):
 def service_occupancy(
     qps, threads, cores_mask, sibling, background, equal, params, client=0.0, exponent=1.0
 ):
-    """Fraction of each of its vCPUs that memcached asks for.
+    """
+    Fraction of each of its vCPUs that memcached asks for.
 
-    :param exponent: how CPU time grows with load, see :func:`relative_cost`.
-    :return: the fraction; the other parameters are those of :func:`service_state`.
+    :param qps: offered load [1/s]
+    :param threads: memcached's worker threads
+    :param cores_mask: memcached's vCPUs (bit mask, not empty)
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param client: fraction of the last vCPU that the load generator takes
+    :param exponent: how CPU time grows with load, see `relative_cost`
+    :return: the fraction
     """
     speed, solo, _ = served(threads, cores_mask, sibling, background, equal, params, client)
     load = min(1.0, qps / (params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed))
@@ -237,19 +266,20 @@ def service_occupancy(
 def service_state(
     qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0, exponent=1.0
 ):
-    """Latency, capacity and CPU use of memcached at a steady load.
+    """
+    Latency, capacity and CPU use of memcached at a steady load.
 
-    :param qps: offered load [1/s]; at or above capacity the result is the plateau.
-    :param threads: memcached's worker threads.
-    :param cores_mask: memcached's vCPUs (bit mask, not empty).
-    :param sibling: SMT sibling of each vCPU, or -1.
-    :param background: fraction of each vCPU kept busy by batch work of background weight.
-    :param equal: fraction of each vCPU kept busy by batch work of memcached's weight.
-    :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
-    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
-    :param client: fraction of the last vCPU that the load generator takes, ahead of all others.
-    :param exponent: how CPU time grows with load, see :func:`relative_cost`.
-    :return: (p95_us, capacity_qps, cpu_cores, shape of the tail).
+    :param qps: offered load [1/s]; at or above capacity the result is the plateau
+    :param threads: memcached's worker threads
+    :param cores_mask: memcached's vCPUs (bit mask, not empty)
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param pressure: memory pressure of the running jobs, as `job_speeds` returns it
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param client: fraction of the last vCPU that the load generator takes, ahead of all others
+    :param exponent: how CPU time grows with load, see `relative_cost`
+    :return: p95 [us], capacity [1/s], CPU use [vCPUs] and shape of the tail
     """
     vcpus = len(sibling)
     cores = 0
@@ -309,19 +339,20 @@ def service_state(
 
 @compiled
 def service_stretch(cores_mask, sibling, background, equal, pressure, params):
-    """How much longer memcached's instructions take than without batch work.
+    """
+    How much longer memcached's instructions take than without batch work.
 
     SMT siblings, the memory system and the cold caches that background work leaves behind stretch
     its cycles per instruction; the time that equal-weight work gets on its vCPUs does not, as it
     counts no cycles there.
 
-    :param cores_mask: memcached's vCPUs (bit mask, not empty).
-    :param sibling: SMT sibling of each vCPU, or -1.
-    :param background: busy fraction of each vCPU by background batch work.
-    :param equal: the same by batch work of memcached's weight.
-    :param pressure: memory pressure of the running jobs, as ``jobs.job_speeds`` returns it.
-    :param params: parameters in the order of :data:`SERVICE_FIELDS`.
-    :return: the factor, 1 without batch work.
+    :param cores_mask: memcached's vCPUs (bit mask, not empty)
+    :param sibling: int64[C], SMT sibling of each vCPU or -1
+    :param background: float64[C], busy fraction of each vCPU by background batch work
+    :param equal: float64[C], the same by batch work of memcached's weight
+    :param pressure: memory pressure of the running jobs, as `job_speeds` returns it
+    :param params: float64[len(SERVICE_FIELDS)]
+    :return: the factor, 1 without batch work
     """
     cores = 0
     elsewhere = 0.0
@@ -339,12 +370,13 @@ def service_stretch(cores_mask, sibling, background, equal, pressure, params):
 
 @compiled
 def tail_fraction(limit_us, p95_us, shape):
-    """Fraction of requests slower than a limit, from a log-logistic tail through the p95.
+    """
+    Fraction of requests slower than a limit, from a log-logistic tail through the p95.
 
-    :param limit_us: the limit [us].
-    :param p95_us: 95th percentile of latency [us].
-    :param shape: tail shape; larger is steeper.
-    :return: the fraction, 0.05 where the limit is the p95.
+    :param limit_us: the limit [us]
+    :param p95_us: 95th percentile of latency [us]
+    :param shape: tail shape; larger is steeper
+    :return: the fraction, 0.05 where the limit is the p95
     """
     return 1.0 / (1.0 + 19.0 * (limit_us / p95_us) ** shape)
 
@@ -361,13 +393,14 @@ def _excess(latency_us, weights, p95s, shapes, n, total):
 
 @compiled
 def mixture_p95(weights, p95s, shapes, n):
-    """95th percentile over an interval that went through several states.
+    """
+    95th percentile over an interval that went through several states.
 
-    :param weights: requests in each state.
-    :param p95s: p95 of each state [us].
-    :param shapes: tail shape of each state, see :func:`tail_fraction`.
-    :param n: number of states used.
-    :return: p95 of the mixture [us]; 0 without requests.
+    :param weights: float64[N], requests in each state
+    :param p95s: float64[N], p95 of each state [us]
+    :param shapes: float64[N], tail shape of each state, see `tail_fraction`
+    :param n: number of states used
+    :return: p95 of the mixture [us]; 0 without requests
     """
     total = 0.0
     low = 0.0

@@ -3,6 +3,21 @@ The state of one simulated machine: a control row (`env.control`) plus the world
 
 All hosts of a batch live in one structured array, so that a host's state is one stretch of
 memory and the kernel reads it by name.
+
+An allocation comes into force in four stages, each with fields of its own (for memcached's vCPUs,
+and for every job's state, vCPUs, weight and quota):
+
+    desired_*  --regulator-->  service, state, cores, ...  --send-->  sent_*  --land-->  true_*
+        ^                                                                                  |
+        +------------ policy <---- observation <---- sensors <-----------------------------+
+
+* Desired: `env.action` and `env.control` write what the policy wants, the regulator reads it.
+* Regulated: `env.regulator` writes what it lets through, `env.simulator.sending` reads it. Threads
+  end here, as a job is launched with them once and for all.
+* Sent: `env.simulator.sending` writes what the actuator is busy with or has done, and reads it to
+  send only what differs, and when it lands: at `service_lands_s`, `lands_s` and `move_lands_s`.
+* True: `env.simulator.sending` writes what is in force, `env.simulator.rates` reads it. The kernel
+  writes it where a job is done and where memcached completes the last interval alone.
 """
 
 from typing import Any
@@ -12,9 +27,9 @@ import numpy.typing as npt
 
 from env.control import control_fields
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.reward import TERMS
-from env.simulator.profile import COST_FIELDS, HOST_FIELDS
 
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""

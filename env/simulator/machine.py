@@ -15,8 +15,14 @@ from env.action import edit_table
 from env.allocation import Allocation, JobState
 from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, set_desired
 from env.observation import feature_count
-from env.physics.jobs import SERIAL_FRACTION, STRAGGLING, WORK_S
+from env.physics.jobs import SERIAL_FRACTION, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
+from env.physics.parameters import (
+    HOST_FIELDS,
+    LOAD_LAG_HIGH_S,
+    LOAD_LAG_LOW_S,
+    STRAGGLING,
+)
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
@@ -24,7 +30,7 @@ from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.host import HostFields, host_dtype
 from env.simulator.load import interval_count, load_targets
-from env.simulator.profile import HOST_FIELDS, Profile, load_profile
+from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
@@ -54,8 +60,6 @@ COUNTS = (
     "decisions",
 )
 """The scalars that an episode's figures show as they are."""
-
-LOAD_LAG = [HOST_FIELDS.index(name) for name in ("load_lag_low_s", "load_lag_high_s")]
 
 NO_END_S = 1e9
 """Work of a job without end [s alone on one vCPU]."""
@@ -259,7 +263,8 @@ class EpisodeFactory:
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
         host["service_params"][VM_SPEED] = math.exp(scale * self.profile.vm_speed.spread * speed)
         # The load's clock is late, and with it every interval.
-        host["interval_ends_s"] += rng.uniform(*sorted(host["host_params"][LOAD_LAG]))
+        lags_s = host["host_params"][[LOAD_LAG_LOW_S, LOAD_LAG_HIGH_S]]
+        host["interval_ends_s"] += rng.uniform(*sorted(lags_s))
         keep_physical(host)
 
 

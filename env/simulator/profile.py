@@ -1,12 +1,11 @@
-"""Profiles: the fitted parameters of one kind of VM, each with its spread, unit and source.
-
-A profile is a YAML file written by ``python -m training.calibrate``. Every parameter is positive;
-its ``spread`` is the standard deviation of ln(value), which is what domain randomisation draws
-from. The physics takes profiles as arrays (numba freezes globals), in the order of
-``SERVICE_FIELDS``, ``JOB_FIELDS`` and ``HOST_FIELDS``.
 """
+Profiles: the fitted parameters of one kind of VM, each with its spread, unit and source.
 
-from __future__ import annotations
+A profile is a YAML file written by `python -m training.calibrate`. Every parameter is positive;
+its `spread` is the standard deviation of ln(value), which is what domain randomisation draws
+from. The physics takes profiles as arrays (numba freezes globals), in the order of
+`SERVICE_FIELDS`, `JOB_FIELDS` and `HOST_FIELDS`.
+"""
 
 import hashlib
 import json
@@ -19,36 +18,12 @@ import numpy.typing as npt
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from env.errors import yaml_message
+from env.inputs.yaml_files import read_yaml
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS, NEUTRAL_COSTS
 from env.physics.service import SERVICE_FIELDS
 
 FloatArray = npt.NDArray[np.float64]
-
-HOST_FIELDS = (
-    "service_pressure",  # memory pressure of one busy memcached vCPU (canneal's vCPU is 1)
-    "job_speed",  # batch speed of this VM relative to the fitted one
-    "service_sibling",  # sibling time that memcached takes per unit of its own occupancy
-    "straggling",  # how far jobs wait for their slowest thread: 0 not at all, 1 fully
-    "load_lag_low_s",  # the load and its intervals are this late against the log's clock
-    "load_lag_high_s",
-    "api_latency_median_s",  # a Docker call: create, pause, unpause
-    "api_latency_p90_s",
-    "api_latency_p99_s",
-    "fast_latency_s",  # cpuset and weight files, taskset
-    "container_start_s",
-    "migration_cost_s",  # work a job loses when its cpuset changes
-    "resume_cost_s",  # work a job loses to cold caches after a pause
-    "sensor_noise",  # relative sd of a CPU or request reading, on top of counting noise
-)
-
-#: What requests cost in CPU time, where that was measured; else its neutral value: each the same,
-#: and nothing to a load generator, which runs on other machines.
-COST_FIELDS = {
-    "service_exponent": 1.0,  # memcached's CPU time goes with (load / capacity) to this power
-    "client_cpu": 0.0,  # [vCPUs] what the load generator takes at the load that one vCPU serves
-    "client_exponent": 1.0,  # that goes with load / what one vCPU serves to this power
-}
 
 # What a value may be, where that is less than every positive number.
 LIMITS = {
@@ -76,10 +51,11 @@ class Parameter(BaseModel):
 
 
 class Vm(BaseModel):
-    """How one measured VM differed from the profile's, as memcached's latency shows it.
+    """
+    How one measured VM differed from the profile's, as memcached's latency shows it.
 
-    :param speed: factor on memcached's speed.
-    :param idle: factor on its latency without load.
+    :param speed: factor on memcached's speed
+    :param idle: factor on its latency without load
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,10 +65,11 @@ class Vm(BaseModel):
 
 
 class Background(BaseModel):
-    """How background work yielded to memcached where sharing was measured.
+    """
+    How background work yielded to memcached where sharing was measured.
 
-    :param mechanism: the file that was written, or what else was done.
-    :param kernel: release of Linux, whose schedulers differ in what yields.
+    :param mechanism: the file that was written, or what else was done
+    :param kernel: release of Linux, whose schedulers differ in what yields
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,23 +79,24 @@ class Background(BaseModel):
 
 
 class Profile(BaseModel):
-    """Fitted parameters of one kind of VM.
+    """
+    Fitted parameters of one kind of VM.
 
-    :param name: what ``load_profile`` calls it.
-    :param sources: tables and publications that the numbers come from.
-    :param fit_error: named errors of the fit; shown beside every simulated figure.
-    :param excluded: runs and rows left out of the fit, and why.
-    :param server: machine type of the VM; validation takes the runs made on it.
-    :param years: editions of the measured runs.
-    :param siblings: the vCPU that slows batch work on each vCPU, -1 for none (``job_speeds``).
-    :param service: memcached, by ``SERVICE_FIELDS``.
-    :param jobs: batch jobs by name, each by ``JOB_FIELDS``.
-    :param host: the VM and its control paths, by ``HOST_FIELDS``.
-    :param costs: CPU time of requests, by ``COST_FIELDS``; any of them may be left out.
-    :param vm_speed: how memcached's capacity differs from VM to VM of this type.
-    :param vms: the VMs of the fit, by group and letter (scans) or day (runs).
-    :param background: how background work yielded, if that is known.
-    :param hash: SHA-256 of the content; a file whose hash does not match is refused.
+    :param name: what `load_profile` calls it
+    :param sources: tables and publications that the numbers come from
+    :param fit_error: named errors of the fit; shown beside every simulated figure
+    :param excluded: runs and rows left out of the fit, and why
+    :param server: machine type of the VM; validation takes the runs made on it
+    :param years: editions of the measured runs
+    :param siblings: the vCPU that slows batch work on each vCPU, -1 for none (`job_speeds`)
+    :param service: memcached, by `SERVICE_FIELDS`
+    :param jobs: batch jobs by name, each by `JOB_FIELDS`
+    :param host: the VM and its control paths, by `HOST_FIELDS`
+    :param costs: CPU time of requests, by `COST_FIELDS`; any of them may be left out
+    :param vm_speed: how memcached's capacity differs from VM to VM of this type
+    :param vms: the VMs of the fit, by group and letter (scans) or day (runs)
+    :param background: how background work yielded, if that is known
+    :param hash: SHA-256 of the content; a file whose hash does not match is refused
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -141,12 +119,12 @@ class Profile(BaseModel):
     hash: str = ""
 
     @model_validator(mode="after")
-    def _complete(self) -> Profile:
+    def _complete(self) -> "Profile":
         _check_fields("service", self.service, SERVICE_FIELDS)
         for job, fields in self.jobs.items():
             _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
         _check_fields("host", self.host, HOST_FIELDS)
-        _check_fields("costs", self.costs, (), tuple(COST_FIELDS))
+        _check_fields("costs", self.costs, (), COST_FIELDS)
         return self
 
     @property
@@ -155,7 +133,7 @@ class Profile(BaseModel):
         return tuple(self.jobs)
 
     def service_array(self) -> FloatArray:
-        """Memcached's parameters in the order of ``SERVICE_FIELDS``."""
+        """Memcached's parameters in the order of `SERVICE_FIELDS`."""
         return _column(self.service, SERVICE_FIELDS, "value")
 
     def service_spreads(self) -> FloatArray:
@@ -163,9 +141,11 @@ class Profile(BaseModel):
         return _column(self.service, SERVICE_FIELDS, "spread")
 
     def job_array(self, names: Sequence[str]) -> FloatArray:
-        """One row of ``JOB_FIELDS`` per job.
+        """
+        One row of `JOB_FIELDS` per job.
 
-        :param names: jobs in the order wanted; unknown ones raise ``ValueError``.
+        :param names: jobs in the order wanted
+        :raises ValueError: the profile does not know one of them
         """
         return self._job_columns(names, "value")
 
@@ -174,7 +154,7 @@ class Profile(BaseModel):
         return self._job_columns(names, "spread")
 
     def host_array(self) -> FloatArray:
-        """The host's parameters in the order of ``HOST_FIELDS``."""
+        """The host's parameters in the order of `HOST_FIELDS`."""
         return _column(self.host, HOST_FIELDS, "value")
 
     def host_spreads(self) -> FloatArray:
@@ -182,19 +162,22 @@ class Profile(BaseModel):
         return _column(self.host, HOST_FIELDS, "spread")
 
     def cost_array(self) -> FloatArray:
-        """What requests cost, in the order of ``COST_FIELDS``."""
-        known = {name: parameter.value for name, parameter in self.costs.items()}
-        return np.array(list((COST_FIELDS | known).values()), dtype=np.float64)
+        """What requests cost, in the order of `COST_FIELDS`."""
+        costs = dict(zip(COST_FIELDS, NEUTRAL_COSTS, strict=True))
+        costs |= {name: parameter.value for name, parameter in self.costs.items()}
+        return np.array(list(costs.values()), dtype=np.float64)
 
     def cost_spreads(self) -> FloatArray:
         """Their spreads, in the same order; 0 for what was left out."""
         known = {name: parameter.spread for name, parameter in self.costs.items()}
         return np.array([known.get(name, 0.0) for name in COST_FIELDS], dtype=np.float64)
 
-    def on_vm(self, name: str) -> Profile:
-        """The profile of one of the VMs it was fitted to.
+    def on_vm(self, name: str) -> "Profile":
+        """
+        The profile of one of the VMs it was fitted to.
 
-        :param name: which of ``vms``; another one raises ``ValueError``.
+        :param name: which of `vms`
+        :raises ValueError: there is no such VM
         """
         if name not in self.vms:
             raise ValueError(f"profile {self.name}: no VM {name!r}; known: {', '.join(self.vms)}")
@@ -216,10 +199,11 @@ class Profile(BaseModel):
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Read a profile.
+    """
+    Read a profile.
 
-    :param name_or_path: a built-in profile's name, or the path of a YAML file.
-    :raises ValueError: one line that names the file, the field and what is allowed.
+    :param name_or_path: a built-in profile's name, or the path of a YAML file
+    :raises ValueError: one line that names the file, the field and what is allowed
     """
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
@@ -229,14 +213,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
                 f"unknown profile {str(name_or_path)!r}; known profiles: "
                 f"{', '.join(profile_names())} (or the path of a .yaml file)"
             )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(yaml_message(path, error)) from None
+    content = read_yaml(path, "a profile")
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
     try:
@@ -252,9 +229,12 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> Profile:
-    """Write a profile with its content hash; the same content gives the same bytes.
+    """
+    Write a profile with its content hash; the same content gives the same bytes.
 
-    :returns: the profile as written.
+    :param profile: the profile; its own hash is ignored
+    :param path: where to
+    :return: the profile as written
     """
     profile = profile.model_copy(update={"hash": content_hash(profile)})
     content = profile.model_dump(mode="json", exclude=_empty(profile))

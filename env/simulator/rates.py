@@ -11,6 +11,7 @@ from env.codes import NORMAL, PAUSED, RUNNING
 from env.physics.backlog import backlog_after, served_qps, time_to_drain
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import job_speeds
+from env.physics.parameters import CLIENT_CPU, CLIENT_EXPONENT, SERVICE_EXPONENT
 from env.physics.service import (
     CORE_CAPACITY_QPS,
     VM_SPEED,
@@ -21,9 +22,6 @@ from env.physics.service import (
     service_stretch,
     tail_fraction,
 )
-from env.simulator.profile import COST_FIELDS
-
-SERVICE_EXPONENT, CLIENT_CPU, CLIENT_EXPONENT = range(len(COST_FIELDS))
 
 # Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
 # with background work, and with work of equal weight on its vCPUs.

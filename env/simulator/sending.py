@@ -10,17 +10,16 @@ import math
 from env.codes import DONE, PAUSED, PENDING, RUNNING
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
-from env.simulator.profile import HOST_FIELDS
+from env.physics.parameters import (
+    API_LATENCY_MEDIAN_S,
+    API_LATENCY_P90_S,
+    API_LATENCY_P99_S,
+    CONTAINER_START_S,
+    FAST_LATENCY_S,
+    MIGRATION_COST_S,
+    RESUME_COST_S,
+)
 from env.simulator.random import api_latency
-
-API_MEDIAN_S = HOST_FIELDS.index("api_latency_median_s")
-API_P90_S = HOST_FIELDS.index("api_latency_p90_s")
-API_P99_S = HOST_FIELDS.index("api_latency_p99_s")
-FAST_LATENCY_S = HOST_FIELDS.index("fast_latency_s")
-CONTAINER_START_S = HOST_FIELDS.index("container_start_s")
-MIGRATION_COST_S = HOST_FIELDS.index("migration_cost_s")
-RESUME_COST_S = HOST_FIELDS.index("resume_cost_s")
-
 
 # --- sent -------------------------------------------------------------------------------------
 
@@ -94,7 +93,10 @@ def send_place(h, job):
 def call_docker(h, more_s):
     """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
     host = h.host_params
-    latency_s = api_latency(h, host[API_MEDIAN_S], host[API_P90_S], host[API_P99_S]) + more_s
+    latency_s = (
+        api_latency(h, host[API_LATENCY_MEDIAN_S], host[API_LATENCY_P90_S], host[API_LATENCY_P99_S])
+        + more_s
+    )
     h.api_free_s = max(h.api_free_s, h.now_s) + latency_s
 
 

@@ -9,12 +9,10 @@ import math
 from env.codes import PENDING, RUNNING
 from env.physics.backlog import served_qps
 from env.physics.compiled import compiled, inlined
+from env.physics.parameters import SENSOR_NOISE
 from env.physics.service import mixture_p95
-from env.simulator.profile import HOST_FIELDS
 from env.simulator.random import two_noises
 from env.simulator.rates import PROBES_PER_S, SOON_S
-
-SENSOR_NOISE = HOST_FIELDS.index("sensor_noise")
 
 
 @inlined

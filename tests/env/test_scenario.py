@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from env.errors import InputError, exit_on_bad_input
+from env.physics.parameters import HOST_FIELDS
 from env.scenario import (
     PROFILE_FOLDER,
     SCENARIO_FOLDER,
@@ -21,7 +22,6 @@ from env.scenario import (
     scenario_names,
 )
 from env.simulator.machine import EpisodeFactory
-from env.simulator.profile import HOST_FIELDS
 
 Content = dict[str, Any]
 Edit = Callable[[Content], object]
@@ -175,10 +175,10 @@ MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("negative load", put("load", "qps_min", -5), ("load.qps_min", "greater than 0")),
     ("load upside down", put("load", "qps_min", 180001), ("load", "qps_min", "qps_max")),
     ("load past mcperf", put("load", "qps_max", 2**31), ("load.qps_max", "less than")),
-    ("no interval", put("load", "interval_s", 0), ("load.interval_s", "greater than or equal to 0.01")),
+    ("no interval", put("load", "interval_s", 0), ("load.interval_s", "equal to 0.01")),
     ("endless", put("load", "duration_s", float("inf")), ("load.duration_s", "finite")),
     ("interval beyond the end", put("load", "interval_s", 9999), ("load", "interval_s", "longer")),
-    ("no period", put("control", "period_s", 0), ("control.period_s", "greater than or equal to 0.001")),
+    ("no period", put("control", "period_s", 0), ("control.period_s", "equal to 0.001")),
     ("hold below period", put("control", "hold_s", 0.001), ("control", "hold_s", "period_s")),
     ("sibling that does not exist", put("machine", "smt_siblings", [[0, 1], [2, 4]]),
      ("machine", "smt_siblings", "4", "0 to 3")),

@@ -29,7 +29,7 @@ from env.codes import NORMAL
 from env.errors import InputError
 from env.physics.compiled import allocating
 from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, WORK_S, job_speeds
-from env.simulator.profile import HOST_FIELDS
+from env.physics.parameters import HOST_FIELDS
 from training.calibration.job_states import States
 from training.calibration.logs.course import BATCH_SIBLINGS, JOBS
 from training.calibration.logs.tables import Remark, numeric, read_table, without

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from env.errors import InputError
 from env.physics.jobs import PRESSURE
+from env.physics.parameters import HOST_FIELDS
 from env.physics.service import CPU_LIMIT, IDLE_US, VM_SPEED
-from env.simulator.profile import HOST_FIELDS, Profile
+from env.simulator.profile import Profile
 from training.calibration.fit_jobs import fit_jobs, read_scaling
 from training.calibration.intervals import cut_intervals, read_intervals
 from training.calibration.job_states import build_states

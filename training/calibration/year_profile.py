@@ -25,8 +25,9 @@ from rich.console import Console
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable
 from env.physics.jobs import JOB_FIELDS, PRESSURE
+from env.physics.parameters import HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS, service_occupancy
-from env.simulator.profile import HOST_FIELDS, Parameter, Profile, save_profile
+from env.simulator.profile import Parameter, Profile, save_profile
 from training.calibration.fit_jobs import (
     JobFit,
     Scaling,

@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.codes import TRUNCATED
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS
 from env.physics.service import TAIL_SHAPE, service_state, tail_fraction
 from env.scenario import load_scenario
 from env.simulator import kernel
 from env.simulator.host import MIXTURE
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
-from env.simulator.profile import COST_FIELDS, HOST_FIELDS, Parameter, load_profile
+from env.simulator.profile import Parameter, load_profile
 from env.simulator.random import api_latency, two_noises, uniform
 from env.simulator.rates import count_requests
 from tests.conftest import Rig

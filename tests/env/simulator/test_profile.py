@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import (
     BUILT_IN,
-    HOST_FIELDS,
     Background,
     Parameter,
     content_hash,

@@ -1,0 +1,67 @@
+"""
+Parameters of the physics: each is defined once, as a named column of an array.
+
+numba takes a column's index as a constant, profiles take its name from the list of its array.
+Memcached's parameters are defined in `env.physics.service`, the batch jobs' in `env.physics.jobs`,
+and those of the machine here.
+"""
+
+
+def column(fields: list[str], name: str) -> int:
+    """
+    Define a parameter as the next column of an array.
+
+    :param fields: names of the array's columns so far, receives the new one
+    :param name: what profiles call the parameter
+    :return: its index in the array
+    """
+    fields.append(name)
+    return len(fields) - 1
+
+
+HOST_FIELDS: list[str] = []
+"""The VM and its control paths."""
+
+# Memory pressure of one busy memcached vCPU; canneal's vCPU is 1.
+SERVICE_PRESSURE = column(HOST_FIELDS, "service_pressure")
+# The VM's batch speed relative to the profile's.
+JOB_SPEED = column(HOST_FIELDS, "job_speed")
+# How much of its sibling a vCPU that serves memcached takes, per unit of occupancy: interrupts and
+# wake-ups cost the sibling more than the requests' own time.
+SERVICE_SIBLING = column(HOST_FIELDS, "service_sibling")
+# How far a job waits for its slowest thread: 0 shares work freely, 1 goes at that one's pace.
+STRAGGLING = column(HOST_FIELDS, "straggling")
+# [s] The load and its intervals are this late against the log's clock.
+LOAD_LAG_LOW_S = column(HOST_FIELDS, "load_lag_low_s")
+LOAD_LAG_HIGH_S = column(HOST_FIELDS, "load_lag_high_s")
+# [s] A call to Docker: create, pause, resume.
+API_LATENCY_MEDIAN_S = column(HOST_FIELDS, "api_latency_median_s")
+API_LATENCY_P90_S = column(HOST_FIELDS, "api_latency_p90_s")
+API_LATENCY_P99_S = column(HOST_FIELDS, "api_latency_p99_s")
+# [s] Writing cpuset and weight files, and memcached's vCPUs.
+FAST_LATENCY_S = column(HOST_FIELDS, "fast_latency_s")
+# [s] What a container takes to start, beyond its call.
+CONTAINER_START_S = column(HOST_FIELDS, "container_start_s")
+# [s] Work that a job loses when its cpuset changes.
+MIGRATION_COST_S = column(HOST_FIELDS, "migration_cost_s")
+# [s] Work that a job loses to cold caches after a pause.
+RESUME_COST_S = column(HOST_FIELDS, "resume_cost_s")
+# Relative standard deviation of a CPU or request reading, on top of counting noise.
+SENSOR_NOISE = column(HOST_FIELDS, "sensor_noise")
+
+
+COST_FIELDS: list[str] = []
+"""What requests cost in CPU time, where that was measured."""
+
+# Memcached's CPU time goes with (load / capacity) to this power.
+SERVICE_EXPONENT = column(COST_FIELDS, "service_exponent")
+# [vCPUs] What the load generator takes at the load that one vCPU serves.
+CLIENT_CPU = column(COST_FIELDS, "client_cpu")
+# That goes with load / what one vCPU serves to this power.
+CLIENT_EXPONENT = column(COST_FIELDS, "client_exponent")
+
+NEUTRAL_COSTS = (1.0, 0.0, 1.0)
+"""
+Their values where nothing was measured: requests cost the same each, and nothing to a load
+generator, which runs on other machines.
+"""
