@@ -31,9 +31,8 @@ PAIRED = "job "
 SOURCES = ("cpu", "l1d", "l1i", "l2", "llc", "membw")
 CALM, STRAINED = 1.3, 2.0  # normalised times up to which the table is green, then orange
 CURVE = ("source", "threads", "cores", "beside")
-TYPICAL_IN_FLIGHT = (
-    64.0  # mcperf's requests in flight at saturation (docs/calibration.md: 61 to 70)
-)
+TYPICAL_IN_FLIGHT = 64.0
+"""Of mcperf's requests at saturation (docs/calibration.md: 61 to 70)."""
 
 
 def curves(latency: pd.DataFrame) -> pd.DataFrame:

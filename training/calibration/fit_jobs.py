@@ -8,7 +8,8 @@ Three sources, one least-squares problem in the logarithms of the parameters:
   states it was logged in, weighted by time. The speeds come from `job_speeds`, the very function
   the simulator steps. Runs share states, so one evaluation of all runs takes milliseconds.
 * **scaling tables** (each job alone with 1, 2, 4, 8 threads), through the same function.
-* **priors**, where the runs identify little: which parameter, how wide and why is in `PRIORS`.
+* **priors**, where the runs identify little: `training.calibration.priors` says which, how
+  wide and why.
 
 Groups differ by their VM: each gets a speed factor around 1 that the fit estimates and prediction
 for a new group leaves at 1. Residuals are logarithms of predicted over measured, with a soft-L1

@@ -51,8 +51,11 @@ JOB_SD = 0.03  # of ln(time) of one run of a job
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
 HERE = "measured here"
-#: Measured directly, on a machine that the priors' VMs say nothing about: spreads of ln(value).
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
+"""
+Spreads of ln(value) of what is measured directly, on a machine that the priors' VMs say nothing
+about.
+"""
 
 
 def fit_machine(

@@ -37,9 +37,14 @@ from training.analysis.report_page import (
 from training.calibration.logs.known_faults import known_faults
 from training.calibration.logs.tables import read_table
 
-#: What the reference report (group 031, whose measurements are this source) concludes: its Part 1
-#: knees [QPS], the sources that break 2 ms at 40K QPS, and the job that is safe beside memcached.
 REPORT = "2025 Soufiane-Barrada/CCA"
+"""
+The source that the reference report (group 031) is about.
+
+The `REPORT_` figures are what it concludes: its Part 1 knees [QPS], the sources that break 2 ms at
+40K QPS, and the job that is safe beside memcached.
+"""
+
 REPORT_KNEES = {
     ALONE: 70e3,
     "cpu": 35e3,
