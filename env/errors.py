@@ -22,17 +22,6 @@ def exit_on_bad_input() -> Iterator[None]:
         sys.exit(2)
 
 
-def yaml_message(path: Path | str, error: Exception) -> str:
-    """
-    Where a file stops being YAML, on one line.
-
-    :param path: the file that was read
-    :param error: what the parser raised
-    """
-    where = getattr(error, "problem_mark", None)
-    return f"{path}: not valid YAML" + (f" at line {where.line + 1}" if where else "")
-
-
 def validation_message(path: Path | str, error: ValidationError, allowed: str = "") -> str:
     """
     The first fault pydantic found, on one line.

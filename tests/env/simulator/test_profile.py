@@ -96,14 +96,20 @@ def broken(tmp_path, change, keep_hash=False):
     [
         (lambda c: c["host"].pop("sensor_noise"), "host.sensor_noise: is missing"),
         (lambda c: c["jobs"]["vips"].pop("smt"), "jobs.vips.smt: is missing"),
-        (lambda c: c["host"].update(speed=c["host"]["job_speed"]), "host.speed: unknown field"),
+        (
+            lambda c: c["host"].update(speed=dict(c["host"]["job_speed"])),
+            "host.speed: unknown field",
+        ),
         (lambda c: c["jobs"]["vips"]["smt"].update(value=1.5), "jobs.vips.smt: value 1.5 must lie"),
         (lambda c: c["jobs"]["vips"]["smt"].update(value=-1), "jobs.vips.smt.value"),
         (lambda c: c["jobs"]["vips"]["smt"].update(value=float("nan")), "jobs.vips.smt.value"),
         (lambda c: c["jobs"]["vips"]["smt"].update(spread="wide"), "jobs.vips.smt.spread"),
         (lambda c: c.update(extra=1), "extra"),
         (lambda c: c.pop("jobs"), "jobs"),
-        (lambda c: c.update(costs={"client": c["host"]["job_speed"]}), "costs.client: unknown"),
+        (
+            lambda c: c.update(costs={"client": dict(c["host"]["job_speed"])}),
+            "costs.client: unknown",
+        ),
     ],
 )
 def test_broken_profiles_name_file_and_field(tmp_path, change, message):
