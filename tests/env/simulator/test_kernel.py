@@ -8,7 +8,6 @@ of constant rates, so that each law is checked against the rates in force, not a
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -17,51 +16,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.allocation import Allocation, JobAllocation
 from env.codes import TRUNCATED
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS
-from env.physics.service import TAIL_SHAPE, service_state, tail_fraction
+from env.physics.service import TAIL_SHAPE, tail_fraction
 from env.scenario import load_scenario
 from env.simulator import kernel
 from env.simulator.host import MIXTURE
-from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import Parameter, load_profile
-from env.simulator.random import api_latency, two_noises, uniform
 from env.simulator.rates import count_requests
 from tests.conftest import Rig
-
-PENDING, RUNNING, PAUSED, DONE = JobState
-BACKGROUND, NORMAL = Weight
-
-SCENARIO = load_scenario("cca-2025")
-FACTORY = EpisodeFactory(SCENARIO)
-VARIED = EpisodeFactory(SCENARIO, variation=Variation(physics=1.0, interval_s=(2.0, 20.0)))
-SLOW_DOCKER = EpisodeFactory(
-    SCENARIO.with_changes(
-        delays={name: 1.0 for name in HOST_FIELDS if name.startswith("api_latency")}
-    )
+from tests.env.simulator.walks import (
+    BACKGROUND,
+    DONE,
+    FACTORY,
+    NORMAL,
+    PAUSED,
+    RUNNING,
+    SCENARIO,
+    SMALL,
+    VARIED,
+    host_value,
+    seeds,
+    walk,
+    walks,
 )
-SMALL = 0.08
-"""Scale of the jobs' work in random episodes: about a minute each."""
-
-seeds = st.integers(0, 2**32 - 1)
-walks = settings(max_examples=6)
-
-
-def host_value(name: str) -> float:
-    return float(FACTORY.profile.host[name].value)
-
-
-def walk(seed: int, work: float = SMALL, limit_s: float = 1e9) -> Any:
-    """A random episode, on a host whose physics is drawn for every other seed."""
-    rig = Rig(VARIED if seed % 2 else FACTORY)
-    rig.begin(seed, work=work)
-    return rig.walk(seed, limit_s)
-
 
 # --- jobs -------------------------------------------------------------------------------------
 
@@ -187,137 +171,6 @@ def test_pausing_and_resuming_a_job(rig: Rig) -> None:
     assert 18.0 < rig.row["paused_s"][job] < 22.0
     kernel.advance(rig.row, rig.targets, rig.row["now_s"] + 1.0)
     assert rig.row["work_left_s"][job] < left
-
-
-# --- memcached --------------------------------------------------------------------------------
-
-
-@walks
-@given(seeds)
-def test_every_request_is_served_or_waits(seed: int) -> None:
-    offered = 0.0
-    for before, after in walk(seed):
-        if after["true_state"].min() == DONE:
-            break  # what is counted beyond the end completes the last interval
-        step_s = after["now_s"] - before["now_s"]
-        offered += before["load_qps"] * step_s
-        assert after["requests"] + after["backlog"] == pytest.approx(offered, abs=1.0)
-        assert after["requests"] >= before["requests"]
-        assert after["service_cpu_s"] >= before["service_cpu_s"]
-        assert after["service_wait_s"] >= before["service_wait_s"]
-        assert after["backlog"] >= 0.0
-        if after["backlog"] > before["backlog"]:
-            assert before["load_qps"] > before["capacity_qps"]
-        served = after["requests"] - before["requests"]
-        assert served <= before["capacity_qps"] * step_s + 1e-6
-        if before["backlog"] > 0.0:  # whoever is behind answers as fast as possible
-            assert served == pytest.approx(before["capacity_qps"] * step_s, abs=1e-3)
-
-
-def test_a_backlog_builds_and_drains(rig: Rig) -> None:
-    """Ten seconds above what one vCPU serves, then ten far below."""
-    rig.begin(1, [20_000.0, 175_000.0, 20_000.0])
-    rig.set_desired((0,))
-    kernel.advance(rig.row, rig.targets, 9.9)
-    assert rig.row["backlog"] == 0.0
-    calm_us = float(rig.row["p95_us"])
-    capacity = float(rig.row["capacity_qps"])
-    assert 20_000.0 < capacity < 175_000.0
-    kernel.advance(rig.row, rig.targets, 15.0)
-    assert rig.row["backlog"] == pytest.approx((175_000.0 - rig.row["capacity_qps"]) * 5.0)
-    plateau_us = float(rig.row["p95_us"])
-    assert plateau_us > SCENARIO.service.slo_us > calm_us
-    kernel.advance(rig.row, rig.targets, 20.0)
-    peak = float(rig.row["backlog"])
-    drained_at_s = 20.0 + peak / (rig.row["capacity_qps"] - 20_000.0)
-    assert 20.0 < drained_at_s < 30.0
-    kernel.advance(rig.row, rig.targets, drained_at_s - 0.01)
-    assert 0.0 < rig.row["backlog"] < 0.02 * rig.row["capacity_qps"]
-    assert rig.row["p95_us"] == pytest.approx(plateau_us)
-    kernel.advance(rig.row, rig.targets, drained_at_s + 0.01)
-    assert rig.row["backlog"] == 0.0
-    assert rig.row["p95_us"] == pytest.approx(calm_us)
-    assert rig.row["requests"] == pytest.approx(
-        10.0 * (20_000.0 + 175_000.0) + 20_000.0 * (drained_at_s + 0.01 - 20.0)
-    )
-
-
-def test_more_vcpus_end_an_overload_at_once(rig: Rig) -> None:
-    rig.begin(1, [175_000.0])
-    rig.set_desired((0,))
-    kernel.advance(rig.row, rig.targets, 2.0)
-    behind = float(rig.row["backlog"])
-    assert behind > 0.0
-    rig.set_desired((0, 1))
-    kernel.advance(rig.row, rig.targets, 2.0 + 2 * host_value("fast_latency_s"))
-    assert rig.row["capacity_qps"] > 175_000.0
-    kernel.advance(rig.row, rig.targets, 2.1)
-    assert rig.row["backlog"] < behind
-
-
-@st.composite
-def services(draw: st.DrawFn) -> dict[str, Any]:
-    """A load, a set of vCPUs with one more to come, and batch work everywhere else."""
-    rig = Rig(VARIED)
-    rig.begin(draw(st.integers(0, 200)))
-    fraction = st.floats(0.0, 1.0)
-    extra = draw(st.integers(0, 3))
-    others = [vcpu for vcpu in range(4) if vcpu != extra]
-    held = draw(st.sets(st.sampled_from(others), min_size=1))
-    background, equal = np.zeros(4), np.zeros(4)
-    for vcpu in others:
-        background[vcpu] = draw(fraction)
-        equal[vcpu] = draw(fraction) * (1.0 - background[vcpu])
-    return {
-        "qps": draw(st.floats(1.0, 400_000.0)),
-        "threads": draw(st.integers(1, 4)),
-        "mask": sum(1 << vcpu for vcpu in held),
-        "extra": extra,
-        "background": background,
-        "equal": equal,
-        "pressure": draw(st.floats(0.0, 3.0)),
-        "sibling": rig.row["sibling"].copy(),
-        "params": rig.row["service_params"].copy(),
-    }
-
-
-def answer(case: dict[str, Any], **changes: Any) -> tuple[float, float, float]:
-    """p95 [us], capacity [requests/s] and CPU use [vCPUs]."""
-    given_ = {**case, **changes}
-    names = ("qps", "threads", "mask", "sibling", "background", "equal", "pressure", "params")
-    p95_us, capacity_qps, cpu, _ = service_state(*(given_[name] for name in names))
-    return p95_us, capacity_qps, cpu
-
-
-@settings(max_examples=300)
-@given(services())
-def test_an_idle_vcpu_more_never_raises_p95(case: dict[str, Any]) -> None:
-    p95_us, capacity_qps, _ = answer(case)
-    more_us, more_qps, _ = answer(case, mask=case["mask"] | 1 << case["extra"])
-    assert more_us <= p95_us * (1.0 + 1e-9)
-    assert more_qps >= capacity_qps * (1.0 - 1e-9)
-
-
-@settings(max_examples=200)
-@given(services(), st.floats(1.0, 2.0))
-def test_more_load_never_lowers_p95(case: dict[str, Any], factor: float) -> None:
-    p95_us, capacity_qps, cpu = answer(case)
-    more_us, same_qps, more_cpu = answer(case, qps=case["qps"] * factor)
-    assert same_qps == capacity_qps
-    assert more_us >= p95_us * (1.0 - 1e-9)
-    assert more_cpu >= cpu * (1.0 - 1e-9)
-    assert 0.0 < cpu <= case["mask"].bit_count()
-
-
-@settings(max_examples=200)
-@given(services(), st.integers(0, 3))
-def test_less_batch_work_never_hurts(case: dict[str, Any], vcpu: int) -> None:
-    p95_us, capacity_qps, _ = answer(case)
-    background, equal = case["background"].copy(), case["equal"].copy()
-    background[vcpu] = equal[vcpu] = 0.0
-    calm_us, calm_qps, _ = answer(case, background=background, equal=equal)
-    assert calm_qps >= capacity_qps * (1.0 - 1e-9)
-    assert calm_us <= p95_us * (1.0 + 1e-9)
 
 
 # --- measurement intervals --------------------------------------------------------------------
@@ -464,238 +317,6 @@ _RIGS: dict[str, Rig] = {}
 def test_a_twentieth_of_the_requests_exceeds_the_p95(p95_us: float, shape: float) -> None:
     assert tail_fraction(p95_us, p95_us, shape) == pytest.approx(0.05)
     assert tail_fraction(2 * p95_us, p95_us, shape) < 0.05 < tail_fraction(50.0, 51.0, shape)
-
-
-# --- actuation --------------------------------------------------------------------------------
-
-
-def test_docker_calls_take_what_was_measured(rig: Rig) -> None:
-    rig.begin(1)
-    quantiles = [host_value(f"api_latency_{name}_s") for name in ("median", "p90", "p99")]
-    drawn = np.sort([api_latency(rig.row, *quantiles) for _ in range(20_000)])
-    assert np.quantile(drawn, [0.5, 0.9, 0.99]) == pytest.approx(quantiles, rel=0.08)
-    assert drawn[0] > 0.2 * quantiles[0]
-    assert drawn[-1] < 1.6 * quantiles[2]
-
-
-def test_the_random_numbers_are_even(rig: Rig) -> None:
-    rig.begin(1)
-    drawn = np.array([uniform(rig.row) for _ in range(20_000)])
-    assert 0.0 < drawn.min() < drawn.max() < 1.0
-    assert np.histogram(drawn, 10, (0.0, 1.0))[0] == pytest.approx(2000, rel=0.1)
-    readings = np.array([two_noises(rig.row) for _ in range(10_000)]).ravel()
-    assert readings.mean() == pytest.approx(0.0, abs=0.03)
-    assert readings.std() == pytest.approx(1.0, rel=0.03)
-
-
-def test_two_noises_are_four_draws_in_a_row(rig: Rig) -> None:
-    rig.begin(1)
-    for _ in range(1000):
-        before = rig.row["random"].copy()
-        pair = two_noises(rig.row)
-        after = rig.row["random"].copy()
-        rig.row["random"] = before
-        one, two, three, four = (uniform(rig.row) for _ in range(4))
-        assert pair == ((one + two - 1.0) * math.sqrt(6.0), (three + four - 1.0) * math.sqrt(6.0))
-        assert rig.row["random"].tolist() == after.tolist()
-
-
-def test_docker_calls_are_made_one_after_another() -> None:
-    rig = Rig(SLOW_DOCKER)
-    rig.begin(1, [20_000.0])
-    wanted = dict.fromkeys(SCENARIO.job_names, (RUNNING, (2, 3), NORMAL))
-    rig.set_desired((0,), **wanted)
-    kernel.advance(rig.row, rig.targets, 30.0)
-    starts = rig.row["start_s"]
-    shortest = 0.25 + host_value("container_start_s")  # a quarter of the median
-    assert (np.diff(starts, prepend=0.0) >= shortest - 1e-9).all()
-    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
-    assert 30.25 <= rig.row["lands_s"][SCENARIO.job_names.index("vips")] <= 31.5
-
-
-def test_vcpus_and_weights_are_written_directly(rig: Rig) -> None:
-    rig.begin(1, [20_000.0])
-    fast_s = host_value("fast_latency_s")
-    job = SCENARIO.job_names.index("vips")
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.0)
-    before = int(rig.row["actuations"])
-    rig.set_desired((0, 1), vips=(RUNNING, (1, 2), BACKGROUND))
-    assert rig.row["actuations"] == before + 3  # memcached's vCPUs, the job's, its weight
-    kernel.advance(rig.row, rig.targets, 10.0 + 0.5 * fast_s)
-    assert (rig.row["true_service"], rig.row["true_cores"][job]) == (0b0001, 0b1100)
-    kernel.advance(rig.row, rig.targets, 10.0 + 1.5 * fast_s)
-    assert (rig.row["true_service"], rig.row["true_cores"][job]) == (0b0011, 0b0110)
-    assert rig.row["true_weight"][job] == BACKGROUND
-    rig.set_desired((0, 1))
-    assert rig.row["actuations"] == before + 3  # nothing that is already true
-
-
-def test_published_controllers_move_jobs_by_calls_to_docker() -> None:
-    slow = EpisodeFactory(
-        SCENARIO.with_changes(
-            delays={
-                "docker_moves": True,
-                **{name: 1.0 for name in HOST_FIELDS if name.startswith("api_latency")},
-            }
-        )
-    )
-    rig = Rig(slow)
-    rig.begin(1, [20_000.0])
-    wanted = dict.fromkeys(("ferret", "vips"), (RUNNING, (1, 2, 3), NORMAL))
-    rig.set_desired((0,), **wanted)
-    kernel.advance(rig.row, rig.targets, 10.0)
-    rig.set_desired((0, 1), **dict.fromkeys(wanted, (RUNNING, (2, 3), NORMAL)))
-    kernel.advance(rig.row, rig.targets, 10.1)
-    jobs = [SCENARIO.job_names.index(name) for name in wanted]
-    assert rig.row["true_service"] == 0b0011  # memcached's own move is direct
-    assert (rig.row["true_cores"][jobs] == 0b1110).all()  # and the jobs are still there
-    first, second = rig.row["move_lands_s"][jobs]
-    assert second - first >= 0.25  # one call after the other, a quarter of the median at least
-    kernel.advance(rig.row, rig.targets, 14.0)
-    assert (rig.row["true_cores"][jobs] == 0b1100).all()
-
-
-def test_a_job_has_one_call_to_docker_at_a_time() -> None:
-    """What is decided while a call is under way is sent when that one has landed."""
-    rig = Rig(SLOW_DOCKER)
-    rig.begin(1, [20_000.0])
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.0)
-    job, before = SCENARIO.job_names.index("vips"), int(rig.row["actuations"])
-    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
-    lands_s = float(rig.row["lands_s"][job])
-    kernel.advance(rig.row, rig.targets, 10.1)
-    rig.set_desired((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
-    assert rig.row["lands_s"][job] == lands_s  # the pause is not called back
-    kernel.advance(rig.row, rig.targets, lands_s + 0.01)
-    assert rig.row["true_state"][job] == PAUSED
-    assert lands_s < rig.row["lands_s"][job] < math.inf
-    kernel.advance(rig.row, rig.targets, lands_s + 20.0)
-    assert rig.row["true_state"][job] == RUNNING
-    assert rig.row["true_cores"][job] == 0b1110
-    assert rig.row["pauses"][job] == 1
-    assert rig.row["actuations"] == before + 3
-
-
-def test_quotas_are_written_directly_and_come_with_the_launch(rig: Rig) -> None:
-    rig.begin(1, [20_000.0])
-    job = SCENARIO.job_names.index("vips")
-    rig.row["desired_quota"][job] = 0.5
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.0)
-    assert rig.row["used"][job].sum() == pytest.approx(0.5)
-    before, cpu_s = int(rig.row["actuations"]), float(rig.row["job_cpu_s"][job])
-    rig.row["desired_quota"][job] = 1.5
-    rig.set_desired((0,))
-    assert rig.row["actuations"] == before + 1
-    kernel.advance(rig.row, rig.targets, 20.0)
-    assert rig.row["used"][job].sum() == pytest.approx(1.5)
-    assert rig.row["job_cpu_s"][job] - cpu_s == pytest.approx(15.0, rel=0.01)
-    rig.set_desired((0,), vips=(PAUSED, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 30.0)
-    assert not rig.row["used"][job].any()
-    rig.row["desired_quota"][job] = np.inf
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 40.0)
-    assert rig.row["used"][job].sum() > 1.5
-
-
-# --- the latency probe ------------------------------------------------------------------------
-
-
-def probing(window_s: float, targets: list[float]) -> SimulatedMachine:
-    machine = SimulatedMachine(FACTORY)
-    machine.begin(1, np.random.default_rng(1))
-    machine.follow(np.array(targets))
-    machine.probe(window_s)
-    return machine
-
-
-def test_nobody_asks_nothing_is_shown() -> None:
-    machine = SimulatedMachine(FACTORY)
-    machine.begin(1, np.random.default_rng(1))
-    machine.probe(0.0)
-    machine.advance(5.0)
-    assert machine.telemetry().service.p95_us is None
-    assert machine.telemetry().service.cpi is None
-
-
-def test_the_probe_scatters_about_the_p95_as_its_samples_do() -> None:
-    shape = float(FACTORY.profile.service["tail_shape"].value)
-    for window_s in (1.0, 4.0):
-        machine = probing(window_s, [20_000.0] * 1000)
-        readings = []
-        for second in range(1, 400):
-            machine.advance(window_s * second)
-            readings.append(machine.telemetry().service.p95_us / machine.host.p95_us)
-        assert np.mean(readings) == pytest.approx(1.0, abs=0.01)
-        # The spread of a log-logistic sample's own 95th percentile, drawn 1000 a second.
-        rng = np.random.default_rng(0)
-        uniform_ = rng.random((2000, int(1000 * window_s)))
-        drawn = np.quantile((uniform_ / (1.0 - uniform_) / 19.0) ** (1.0 / shape), 0.95, axis=1)
-        assert np.std(readings) == pytest.approx(drawn.std(), rel=0.2)
-
-
-def test_a_reading_stands_until_its_window_has_passed() -> None:
-    machine = probing(1.0, [20_000.0, 250_000.0])
-    readings = []
-    for poll in range(1, 42):  # the load moves at 10 s
-        machine.advance(8.75 + 0.1 * poll)
-        readings.append(machine.telemetry().service.p95_us)
-    assert len(set(readings)) == 5
-    first, moved = readings[11], readings[33]
-    assert machine.scenario.service.slo_us > first
-    assert moved > 1.3 * first  # the window that saw the load move only
-
-
-def test_a_slow_reader_sees_all_since_his_last_look() -> None:
-    machine = probing(1.0, [20_000.0, 20_000.0, 250_000.0, 20_000.0])
-    machine.advance(20.0)
-    calm = machine.telemetry().service.p95_us
-    machine.advance(38.5)  # 10 s of overload, 8.5 s calm
-    assert machine.host.p95_us < 1.2 * calm
-    assert machine.telemetry().service.p95_us > 1.3 * calm
-
-
-def test_batch_work_stretches_cycles_per_instruction() -> None:
-    machine = probing(1.0, [20_000.0])
-    machine.advance(5.0)
-    alone = machine.telemetry().service.cpi
-    jobs = {
-        name: JobAllocation(RUNNING, (1, 2, 3), threads=4)
-        for name in ("canneal", "ferret", "radix")
-    }
-    machine.apply(Allocation((0,), jobs))
-    machine.advance(30.0)
-    assert alone == pytest.approx(1.0, abs=0.2)
-    assert machine.host.stretch > 1.02
-    assert machine.telemetry().service.cpi != alone
-
-
-def test_vcpus_do_not_wait_for_a_docker_call_under_way() -> None:
-    """memcached takes a vCPU from a job that is about to be paused: it gets it at once."""
-    rig = Rig(SLOW_DOCKER)
-    rig.begin(1, [20_000.0])
-    job = SCENARIO.job_names.index("vips")
-    rig.set_desired((0,), vips=(RUNNING, (1, 2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.0)
-    rig.set_desired((0,), vips=(PAUSED, (1, 2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.025)
-    rig.set_desired((0, 1), vips=(PAUSED, (2, 3), NORMAL))
-    kernel.advance(rig.row, rig.targets, 10.05)
-    assert rig.row["true_state"][job] == RUNNING  # Docker takes a quarter of a second at least
-    assert rig.row["true_service"] == 0b0011
-    assert rig.row["true_cores"][job] == 0b1100
-
-
-def test_threads_are_fixed_at_launch(rig: Rig) -> None:
-    rig.begin(1, [20_000.0])
-    job = SCENARIO.job_names.index("vips")
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
-    rig.row["desired_threads"][job] = 1
-    kernel.apply_desired(rig.row, True)
-    assert rig.row["threads"][job] == 4
 
 
 # --- waking -----------------------------------------------------------------------------------

@@ -1,0 +1,297 @@
+"""A profile, a scenario and a report from tables with known truth."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from env.errors import InputError
+from env.physics.service import SERVICE_FIELDS, service_state
+from env.scenario import Job, Scenario, load_scenario
+from env.simulator.profile import Profile, load_profile
+from training.analysis.curves import knee_qps, trusted
+from training.analysis.findings import curves, job_times
+from training.machine.experiment import Factor, factor
+from training.machine.fit_machine import fit_machine, local_load
+from training.machine.fit_pairs import fit_pairs
+from training.machine.machine_report import Measured, write_report
+from training.machine.measure import (
+    FULL,
+    GRID,
+    Campaign,
+    Store,
+)
+from training.machine.samples import shortened
+
+
+def true_parameters() -> np.ndarray:
+    base = load_profile("cca-2025").service_array()
+    truth = dict(zip(SERVICE_FIELDS, base, strict=True))
+    truth |= {"core_capacity_qps": 400e3, "idle_us": 80.0, "level_us": 110.0, "rise_qps": 90e3}
+    truth |= {"queue_us": 30.0, "outstanding": 250.0, "slice_us": 100.0}
+    truth |= {"background_capacity": 0.04, "background_latency": 0.02}
+    return np.array([truth[name] for name in SERVICE_FIELDS])
+
+
+def predicted_p95(profile: Profile | None, load_qps: float) -> float:
+    """p95 of two threads on one vCPU, by a profile or in truth."""
+    params = true_parameters() if profile is None else profile.service_array()
+    nobody = np.zeros(2)
+    state = service_state(load_qps, 2, 1, np.array([-1, -1]), nobody, nobody, 0.0, params)
+    return float(state[0])
+
+
+def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """What a machine that obeys the physics would be measured to do."""
+    params = true_parameters()
+    siblings, nobody = np.array([-1, -1]), np.zeros(2)
+    rng = np.random.default_rng(0)
+    rows = []
+    for beside in ("none", "cpu (background)", "cpu (equal)"):
+        for cores in (1, 2) if beside == "none" else (1,):
+            for target in 400e3 * np.array(GRID):
+                used = 0.0 if beside == "none" else max(1.0 - target / 400e3, 0.0)
+                equal = np.array([max(used, 0.5), 0.0]) if "equal" in beside else nobody
+                background = np.array([used, 0.0]) if "background" in beside else nobody
+                p95, capacity, cpu, _ = service_state(
+                    target, 2, (1 << cores) - 1, siblings, background, equal, 0.0, params
+                )
+                for rep in range(3):
+                    rows.append(
+                        {
+                            "threads": 2,
+                            "cores": cores,
+                            "beside": beside,
+                            "rep": rep,
+                            "target_qps": target,
+                            "achieved_qps": min(target, capacity),
+                            "p95_us": p95 * np.exp(0.03 * rng.normal()),
+                            "avg_us": 0.6 * p95,
+                            "p50_us": 0.5 * p95,
+                            "p99_us": 1.5 * p95,
+                            "cpu_util_pct": 100.0 * cpu,
+                            "beside_cores": float((equal + background)[0]),
+                            "client_cores": 0.3,
+                            "shares_client": 0.0,
+                            "disturbed": 0.0,
+                        }
+                    )
+    jobs = pd.DataFrame(
+        {
+            "what": f"matrix {threads}",
+            "job": "matrix",
+            "threads": threads,
+            "beside": "none",
+            "real_s": 0.5 + 30.0 * (0.1 + 0.9 / threads),
+            "overhead_s": 0.5,
+            "disturbed": 0.0,
+            "rep": rep,
+        }
+        for threads in (1, 2)
+        for rep in range(2)
+    )
+    actions = [("process", name) for name in ("set_cores", "start", "pause", "resume")]
+    actions += [("service", name) for name in ("pin_service", "sensor_noise")]
+    times = {"median_s": 0.01, "p90_s": 0.02, "p99_s": 0.03, "n": 9}
+    actuation = pd.DataFrame([{"of": of, "action": name} | times for of, name in actions])
+    return pd.DataFrame(rows), jobs, actuation
+
+
+def test_the_fit_finds_the_machine_that_made_the_tables(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    profile = fit_machine(scenario, base, *machine_tables(scenario), "a machine")
+    service = profile.service
+    assert service["core_capacity_qps"].value == pytest.approx(400e3, rel=0.03)
+    # Slice and plateau stand in for each other where all sweeps have two threads on one vCPU.
+    assert predicted_p95(profile, 600e3) == pytest.approx(predicted_p95(None, 600e3), rel=0.1)
+    assert predicted_p95(profile, 200e3) == pytest.approx(predicted_p95(None, 200e3), rel=0.1)
+    assert service["background_capacity"].value < 0.1  # the prior says 0.18
+    assert profile.fit_error["in-sample p95 alone, median"] < 0.05
+    assert service["core_capacity_qps"].source == "measured here"
+    assert service["smt"].source.startswith("prior")  # no siblings here
+    job = profile.jobs["matrix"]
+    assert job["work_s"].value == pytest.approx(30.0, rel=0.05)
+    serial = job["serial_fraction"].value
+    two_threads_s = job["work_s"].value * (serial + (1.0 - serial) / 2.0)
+    assert two_threads_s == pytest.approx(30.0 * 0.55, rel=0.05)
+    assert job["sensitivity"].source.startswith("prior")
+    assert profile.host["fast_latency_s"].value == pytest.approx(0.01)
+
+
+def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    boxed = scenario.model_copy(
+        update={"jobs": tuple(j.model_copy(update={"image": "i"}) for j in scenario.jobs)}
+    )
+    host = fit_machine(boxed, base, latency, jobs, actuation, "m").host
+    assert host["container_start_s"].source.startswith("prior")
+    processes = actuation[actuation["of"] == "process"]
+    docker = processes.assign(of="docker", median_s=0.4)
+    host = fit_machine(boxed, base, latency, jobs, pd.concat([actuation, docker]), "m").host
+    assert host["container_start_s"].value == pytest.approx(0.4)
+    assert "docker" in host["api_latency_p99_s"].source
+
+
+def test_everything_measured_has_a_name_of_its_own(tmp_path: Path) -> None:
+    campaign = Campaign(load_scenario("local"), FULL, Store(tmp_path, {}))
+    tasks = list(campaign.tasks(1e5, 2))
+    assert {"sort T1 beside cpu", "sort T1 beside job cpu"} < {task.key for task in tasks}
+    assert len({(task.table, task.key) for task in tasks}) == len(tasks)
+
+
+def test_pairs_tell_who_slows_whom_down(scenario: Scenario) -> None:
+    base = load_profile("cca-2025")
+    rng = np.random.default_rng(4)
+    truth = {name: 0.1 * 2.0**k for k, name in enumerate(sorted(base.jobs))}  # sensitivity
+    rows = [
+        {"source": "here", "job": job, "threads": 1, "beside": beside, "rep": rep}
+        | {"real_s": 10.0 * (1.0 + (0.5 * truth[job] if beside != "none" else 0.0))}
+        for job in truth
+        for beside in ("none", *(f"job {other}" for other in truth if other != job))
+        for rep in range(3)
+    ]
+    jobs = pd.DataFrame(rows)
+    jobs["real_s"] *= 1.0 + 0.005 * rng.normal(size=len(jobs))
+    namesake = jobs[jobs["beside"] == "none"].assign(beside="radix", real_s=30.0)  # a source
+    fitted = fit_pairs(base, job_times(pd.concat([jobs, namesake]))).jobs
+    for job in truth:
+        for other in set(truth) - {job}:
+            product = fitted[job]["sensitivity"].value * fitted[other]["pressure"].value
+            assert product == pytest.approx(0.5 * truth[job], rel=0.15, abs=0.02)
+    most = max(truth, key=truth.__getitem__)
+    assert fitted[most]["sensitivity"].source == "measured here, in pairs, with its prior"
+    assert fit_pairs(base, job_times(jobs[jobs["beside"] == "none"])) == base
+
+
+def test_disturbed_rounds_make_up_the_number_that_is_needed() -> None:
+    table = pd.DataFrame({"point": [1, 1, 1, 1, 2, 2], "disturbed": [0, 1, 2, 1, 2, 2]})
+    assert trusted(table, ["point"]).index.tolist() == [0, 4, 5]
+    assert trusted(table, ["point"], least=2).index.tolist() == [0, 1, 3, 4, 5]
+
+
+def test_the_report_names_what_matters_and_how_well_it_is_known(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    rng = np.random.default_rng(3)
+    pressed = [
+        {"job": "matrix", "threads": 1, "beside": beside, "rep": rep, "disturbed": 0.0}
+        | {"real_s": seconds * (1.0 + 0.01 * rng.normal()), "overhead_s": 0.5}
+        for beside, seconds in (("cpu", 61.0), ("membw", 36.6))
+        for rep in range(3)
+    ]
+    runs = [
+        {"threads": threads, "connections": connections, "target_qps": target}
+        | {"disturbed": float(rep > 0 and threads == connections // 4 == 2)}
+        | {"p95_us": 100.0 + rng.normal(), "achieved_qps": 1e5 * threads + 100.0 * rng.normal()}
+        for threads in (1, 2)
+        for connections in (2, 8)
+        for target in (2e5, 7e5)
+        for rep in range(3)
+    ]
+    factors = (factor("threads=1,2"), Factor("connections", (2, 8)))
+    jobs = pd.concat([jobs, pd.DataFrame(pressed)])
+    profile = fit_machine(
+        scenario, load_profile(scenario.profile), latency, jobs, actuation, "a machine"
+    )
+    tables = Measured(latency, jobs, actuation, pd.DataFrame(runs), factors)
+    _, summary = write_report(scenario, profile, tables, tmp_path)
+    by_name = summary.set_index("measured")
+    assert by_name.loc["memcached T2C1 alone, p95", "points"] == len(GRID)
+    assert by_name.loc["matrix beside something", "rounds"] == 3
+    page = (tmp_path / "report.html").read_text()
+    assert "3 rounds each, 2 of these runs disturbed: of the variation threads 100%" in page
+    load = pd.read_csv(tmp_path / "breaches.csv")["target_qps"].unique().item()
+    alone = curves(latency.assign(source="here")).query("beside == 'none' and cores == 1")
+    served = alone.query("achieved_qps >= 0.97 * target_qps")
+    within = served.loc[served["p95_us"] <= scenario.service.slo_us, "target_qps"]
+    assert alone["target_qps"].min() < load == within.max() < alone["target_qps"].max()
+    times = pd.read_csv(tmp_path / "job-times.csv").set_index(["beside", "threads"])
+    assert times.loc[("cpu", 1), "ratio"] == pytest.approx(2.0, rel=0.02)
+    assert 0.0 < times.loc[("cpu", 1), "ratio_ci"] < 0.2
+    assert len(pd.read_csv(tmp_path / "speedups.csv")) == 2
+
+
+def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
+    latency, _, _ = machine_tables(scenario)
+    most, slo_us, text = local_load(latency, 2)
+    medians = latency.groupby(["cores", "beside", "target_qps"])["p95_us"].median()
+    one = medians[1, "none"]
+    assert most == pytest.approx(1.15 * knee_qps(one.index.to_numpy(), one.to_numpy()))
+    fast, slow = (
+        np.interp(most, medians[curve].index, medians[curve])
+        for curve in ((2, "none"), (1, "cpu (equal)"))
+    )
+    assert fast < slo_us < slow
+    assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
+    assert "geometric mean" in text
+    no_knee = (latency["beside"] == "none") & (latency["cores"] == 1)
+    most, _, text = local_load(latency.assign(p95_us=latency["p95_us"].mask(no_knee, 900.0)), 2)
+    assert most == pytest.approx(1.15 * 400e3, rel=0.02) and "CAUTION" in text
+    below = latency[latency["target_qps"] < 300e3]
+    with pytest.raises(InputError, match="has no knee"):
+        local_load(below, 2)
+
+
+def test_what_requests_cost_is_measured(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    part = np.minimum(latency["achieved_qps"] / 400e3, 1.0)
+    latency["cpu_util_pct"] = 100.0 * part**0.6
+    latency["client_cores"] = 0.7 * part**0.4
+    base = load_profile(scenario.profile)
+    remote = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert remote["service_exponent"].value == pytest.approx(0.6, rel=0.1)
+    assert "client_cpu" not in remote  # it takes none of the scenario's vCPUs
+    latency["shares_client"] = (latency["cores"] > 1).astype(float)
+    local = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    assert local["client_cpu"].value == pytest.approx(0.7, rel=0.1)
+    assert local["client_exponent"].value == pytest.approx(0.4, rel=0.1)
+
+
+def test_a_job_that_does_not_scale_is_known_as_badly_as_the_law_fits(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    jobs["real_s"] = 20.0  # with two threads as with one; the law allows 0.75 of it
+    profile = fit_machine(scenario, load_profile(scenario.profile), latency, jobs, actuation, "m")
+    assert 0.02 < profile.jobs["matrix"]["work_s"].spread < 0.5
+    assert profile.jobs["matrix"]["serial_fraction"].spread <= 1.0
+
+
+def test_disturbed_points_do_not_move_the_fit(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    broken = latency[latency["rep"] == 0].assign(disturbed=2.0, p95_us=9e4, achieved_qps=1e3)
+    base = load_profile(scenario.profile)
+    mixed = fit_machine(scenario, base, pd.concat([latency, broken]), jobs, actuation, "m")
+    clean = fit_machine(scenario, base, latency, jobs, actuation, "m")
+    assert mixed.service == clean.service
+
+
+def test_a_job_that_did_not_end_keeps_its_prior_or_is_named(scenario: Scenario) -> None:
+    latency, jobs, actuation = machine_tables(scenario)
+    jobs["real_s"] = np.nan
+    base = load_profile(scenario.profile)
+    profile = fit_machine(scenario, base, latency, jobs, actuation, "m")
+    assert profile.jobs["matrix"]["work_s"].source.startswith("prior (profile prior)")
+    assert profile.jobs["matrix"]["work_s"].value == base.jobs["matrix"]["work_s"].value
+    with pytest.raises(InputError, match="job matrix: did not end in time"):
+        other = base.model_copy(update={"jobs": {}})
+        fit_machine(scenario, other, latency, jobs, actuation, "m")
+
+
+@pytest.mark.parametrize(
+    ("command", "threads", "expected", "part"),
+    [
+        (("s", "--matrix-ops", "1000"), 1, ("s", "--matrix-ops", "250"), 0.25),
+        (("s", "--cpu-ops=8", "-t", "0"), 1, ("s", "--cpu-ops=2", "-t", "0"), 0.25),
+        (("s", "--tree-ops", "36"), 2, ("s", "--tree-ops", "8"), 8 / 36),  # four each
+        (("s", "--cpu-ops", "1"), 1, ("s", "--cpu-ops", "1"), 1.0),
+        (("./run", "-n", "4"), 1, ("./run", "-n", "4"), 1.0),
+    ],
+)
+def test_a_stress_job_is_cut_short_by_its_operations(
+    command: tuple[str, ...], threads: int, expected: tuple[str, ...], part: float
+) -> None:
+    job = Job(name="j", command=command, threads=(1, 2), memory_mib=1)
+    cut, really = shortened(job, 0.25, threads)
+    assert (cut.command, really) == (expected, pytest.approx(part))
