@@ -24,7 +24,7 @@ from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import Replay, replay
 from training.calibration.run_parameters import KnownVms, left_out_physics, profile_physics
 from training.calibration.scores import Tally
-from training.evaluation.figures import write_json
+from training.outputs import write_json
 from training.profiles import read_profile
 
 

@@ -28,9 +28,10 @@ from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile
 from training.evaluation.episodes import Run, repeats_of, run_episode, starts_from
-from training.evaluation.figures import profile_report, report, show, write_json
+from training.evaluation.figures import profile_report, report, show
 from training.evaluation.schedule_search import EVALUATIONS
 from training.evaluation.timeline import TimelineRecorder
+from training.outputs import write_json
 from training.profiles import read_profile
 
 REFERENCES = ("sequential", "concurrent", "threshold-groups")

@@ -1,8 +1,6 @@
 """What an evaluation says: figures with their confidence, as JSON and on the terminal."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from env.errors import InputError
 from env.scenario import Scenario
 from env.simulator.profile import Profile, content_hash
 from training.evaluation.endless_work import speed_alone, throughputs
@@ -189,17 +186,3 @@ def failure_lines(entry: dict[str, Any], most: int = 3) -> list[str]:
     if len(failures) > most:
         lines.append(f"{entry['name']}: and {len(failures) - most} more")
     return lines
-
-
-def write_json(content: Any, path: Path) -> None:
-    """
-    Write a report.
-
-    :param content: what to write
-    :param path: where
-    :raises InputError: if that cannot be written
-    """
-    try:
-        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error

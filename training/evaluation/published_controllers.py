@@ -26,11 +26,8 @@ from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import Profile
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run, repeats_of, run_episodes
-from training.evaluation.figures import (
-    fit_errors,
-    profile_report,
-    write_json,
-)
+from training.evaluation.figures import fit_errors, profile_report
+from training.outputs import write_json
 from training.profiles import read_profile
 from training.statistics import mean_and_ci95
 

@@ -32,13 +32,8 @@ from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.bound import bound_report
 from training.evaluation.episodes import run_episodes, starts_from
-from training.evaluation.figures import (
-    failure_lines,
-    fit_errors,
-    policy_report,
-    profile_report,
-    write_json,
-)
+from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
+from training.outputs import write_json
 from training.palette import PALETTE
 from training.profiles import read_profile
 
