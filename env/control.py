@@ -158,16 +158,6 @@ class ControlState(SimpleNamespace):
         return cls(**initial_values(scenario, job_work_s))
 
 
-def control_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
-    """
-    The control row as a NumPy structured type.
-
-    :param n_jobs: J, number of batch jobs
-    :param n_vcpus: C, number of vCPUs
-    """
-    return np.dtype(control_fields(n_jobs, n_vcpus), align=True)
-
-
 def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> None:
     """
     Write an allocation into the row as the desired one.

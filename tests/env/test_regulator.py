@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from env.allocation import Weight
 from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
-from env.control import ControlState, control_dtype, initial_values
+from env.control import ControlState, control_fields, initial_values
 from env.decision import decide_allocation
 from env.regulator import (
     DWELL,
@@ -95,7 +95,7 @@ def fresh(scenario: Scenario) -> ControlState:
 
 
 def numpy_row(scenario: Scenario) -> Any:
-    rows = np.zeros(1, control_dtype(len(scenario.jobs), scenario.machine.vcpus))
+    rows = np.zeros(1, np.dtype(control_fields(len(scenario.jobs), scenario.machine.vcpus)))
     for name, value in initial_values(scenario, dict.fromkeys(scenario.job_names, 100.0)).items():
         rows[name] = value
     return rows.view(np.recarray)[0]

@@ -6,7 +6,6 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecEnv
 
 from agents.checkpoint import Checkpoint, read_checkpoint
@@ -33,7 +32,6 @@ def new_model(
     environments: VecEnv,
     seed: int,
     algorithm: type[PPO] = PPO,
-    policy: type[ActorCriticPolicy] = MaskedActorCriticPolicy,
     begun: int = 0,
 ) -> PPO:
     """
@@ -43,11 +41,10 @@ def new_model(
     :param environments: what it learns on
     :param seed: of weights and action sampling
     :param algorithm: stock PPO, or a faster class with the same interface
-    :param policy: the actor-critic; the masked one unless an experiment wants another
     :param begun: decisions before this run, if it goes on from another
     """
     return algorithm(
-        policy,
+        MaskedActorCriticPolicy,
         environments,
         rollout_buffer_class=LeanRolloutBuffer,
         policy_kwargs={"net_arch": list(recipe.hidden), "activation_fn": torch.nn.ReLU},
