@@ -79,8 +79,13 @@ def read_arrays(archive: zipfile.ZipFile, name: str, limit: int) -> Arrays:
     where = f"{archive.filename}: {name}"
     arrays = {}
     with zipfile.ZipFile(io.BytesIO(read_entry(archive, name, limit))) as inner:
-        for index, entry in enumerate(inner.namelist()):
-            array = _array(read_entry(inner, entry, limit))
+        names = inner.namelist()
+        if len(set(names)) < len(names):  # a long directory would have one array read many times
+            raise InputError(f"{where}: names an array twice")
+        for index, entry in enumerate(names):
+            content = read_entry(inner, entry, limit)
+            limit -= len(content)
+            array = _array(content)
             if array is None:
                 raise InputError(f"{where}: its array {index} is not of float32 and of its size")
             if not np.isfinite(array).all():

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tracemalloc
+import warnings
 import zipfile
 
 import numpy as np
@@ -78,6 +79,18 @@ def compressed_zeros(old):
     return {WEIGHTS_ENTRY: file.getvalue()}
 
 
+def named_twice(old):
+    """One array that the archive's directory names again and again."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            archive.writestr(
+                "weight_0.npy", zipfile.ZipFile(io.BytesIO(old[WEIGHTS_ENTRY])).read("weight_0.npy")
+            )
+    return {WEIGHTS_ENTRY: file.getvalue()}
+
+
 HOSTILE = {
     "text": (with_first_layer(np.full((128, 96), "\x1b[31m")), "not of float32"),
     "complex": (with_first_layer(np.ones((128, 96), np.complex64)), "not of float32"),
@@ -91,6 +104,7 @@ HOSTILE = {
     "deep header": (with_array_header("(" * 9000), "not of float32"),
     "code as header": (with_array_header("__import__('os').abort()"), "not of float32"),
     "bomb": (compressed_zeros, "compressed"),
+    "named twice": (named_twice, "names an array twice"),
     "deep JSON": (lambda _: {METADATA_ENTRY: b"[" * 500_000}, "nested too deep"),
     "long JSON": (lambda _: {METADATA_ENTRY: b" " * (2 << 20)}, "2097152 bytes; allowed are"),
     "long number": (lambda _: {METADATA_ENTRY: b"9" * 10_000}, "truncated or damaged"),

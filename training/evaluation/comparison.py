@@ -23,7 +23,7 @@ import agents
 from agents.checkpoint import find_checkpoint
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
-from env.scenario import load_scenario
+from env.scenario import Scenario, load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile
@@ -111,7 +111,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     scenario = load_scenario(arguments.scenario)
     if arguments.interval is not None:
         scenario = scenario.with_changes(load={"interval_s": arguments.interval})
-    policies = [agents.make(name) for name in arguments.policy or default_policies(scenario.name)]
+    policies = [agents.make(name) for name in arguments.policy or default_policies(scenario)]
     for policy in policies:
         policy.reset(scenario)
         agents.warn(policy, scenario)
@@ -160,15 +160,29 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     return content
 
 
-def default_policies(scenario: str) -> list[str]:
+def default_policies(scenario: Scenario) -> list[str]:
     """
     What is compared where no policy is named: the trained policy, if there is one, and references.
 
+    What cannot run the scenario (a network for other actions, a plan for other jobs) is left out
+    and named on stderr.
+
     :param scenario: whose own checkpoint is taken before `best.zip`
+    :raises InputError: if nothing is left
     """
-    paths = (f"checkpoints/{scenario}.zip", "checkpoints/best.zip")
+    paths = (f"checkpoints/{scenario.name}.zip", "checkpoints/best.zip")
     trained = [path for path in paths if find_checkpoint(path).is_file()]
-    return [*trained[:1], *REFERENCES]
+    fitting = []
+    for name in (*trained[:1], *REFERENCES):
+        try:
+            agents.make(name).reset(scenario)
+        except InputError as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            fitting.append(name)
+    if not fitting:
+        raise InputError(f"scenario {scenario.name}: name a policy that can run it (--policy)")
+    return fitting
 
 
 def range_of(

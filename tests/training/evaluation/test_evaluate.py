@@ -10,7 +10,7 @@ import agents
 from agents import checkpoint
 from env.allocation import Allocation, JobState, cores_of
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
-from env.scenario import load_scenario
+from env.scenario import load_scenario, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation import comparison
 from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
@@ -318,16 +318,24 @@ def test_a_named_trace(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scenario", "trained"),
+    ("name", "expected"),
     [
-        ("cca-2025", ["checkpoints/best.zip"]),
-        ("local", ["checkpoints/local.zip"]),
-        ("nobody-trained-for-it", ["checkpoints/best.zip"]),
+        ("cca-2025", ["checkpoints/best.zip", *comparison.REFERENCES]),
+        ("cca-2024", ["checkpoints/cca-2024.zip", *comparison.REFERENCES]),
+        ("local", ["checkpoints/local.zip", "sequential", "concurrent"]),
     ],
 )
-def test_without_a_policy_the_trained_one_meets_the_references(scenario, trained):
-    references = ["sequential", "concurrent", "threshold-groups"]
-    assert comparison.default_policies(scenario) == trained + references
+def test_without_a_policy_the_trained_one_meets_the_references(name, expected, capsys):
+    assert comparison.default_policies(load_scenario(name)) == expected
+    left_out = 4 - len(expected)
+    assert capsys.readouterr().err.count("left out: ") == left_out
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_shipped_scenario_has_policies_to_compare(name):
+    scenario = load_scenario(name)
+    for policy in comparison.default_policies(scenario):
+        agents.make(policy).reset(scenario)
 
 
 def test_without_a_trained_policy_the_references_are_compared(monkeypatch, tmp_path):
