@@ -56,6 +56,9 @@ SLACK_S = 0.1
 LONGEST_WINDOW_S = 1.0
 """Counters further apart than this say nothing about the rate now."""
 
+STEADY_S = 1.0
+"""Counters that fall again within this time are not believed until they have not for as long."""
+
 MOST_NEWS = 16
 """Lines that are kept for somebody to write down."""
 
@@ -349,6 +352,7 @@ class ServiceSensor:
         self._requests_before: Requests | None = None
         self._cpu_offset = self._delay_offset = 0.0
         self._requests_offset = 0
+        self._fell_s = self._doubted_until_s = -math.inf
 
     def ask(self, now_s: float) -> None:
         """
@@ -475,13 +479,34 @@ class ServiceSensor:
             self._requests_offset -= reading.count
         else:
             window_s, served = reading.time_s - before.time_s, reading.count - before.count
-            if not 0 <= served <= MOST_QPS * max(window_s, 1.0) or window_s <= 0.0:
-                # Somebody has reset the counters.
+            if served < 0:
+                self._note_fall(before.count, reading)
+            senseless = not 0 <= served <= MOST_QPS * max(window_s, 1.0) or window_s <= 0.0
+            if senseless or reading.time_s < self._doubted_until_s:
+                # Count on from the last good reading.
                 self._requests_offset += before.count - reading.count
                 return
             if window_s <= LONGEST_WINDOW_S:
                 self.qps = served / window_s
         self.requests = Requests(reading.time_s, reading.count + self._requests_offset)
+
+    def _note_fall(self, before: int, reading: Requests) -> None:
+        """
+        Somebody has reset memcached's counters, as any of its clients may.
+
+        Who does so all the time makes the load look like next to nothing, also between two falls.
+        So counters that fall again are doubted for a while, in which the readings grow old.
+
+        :param before: the count so far
+        :param reading: a lower one
+        """
+        if reading.time_s >= self._fell_s + STEADY_S:
+            self.news.append(f"its counters fell from {before} to {reading.count}: they were reset")
+        else:
+            if reading.time_s >= self._doubted_until_s:
+                self.news.append("its counters are reset all the time: they are not believed")
+            self._doubted_until_s = reading.time_s + STEADY_S
+        self._fell_s = reading.time_s
 
 
 def _number(answer: bytes, name: bytes) -> int:

@@ -1,5 +1,6 @@
 """The sensors, against a real memcached, impostors and the kernel."""
 
+import itertools
 import os
 import resource
 import signal
@@ -263,6 +264,51 @@ def test_a_counter_that_goes_back_gives_no_rate():
     assert min(rates) >= 0.0
     sensor.close()
     impostor.listener.close()
+
+
+def reset(client, gets):
+    """Have memcached forget what it has counted, and count anew."""
+    client.sendall(b"stats reset\r\n")
+    assert client.recv(100) == b"RESET\r\n"
+    for _ in range(gets):
+        client.sendall(b"get nothing\r\n")
+        client.recv(100)
+
+
+def test_counters_that_a_client_has_reset_are_named_once(server):
+    sensor = ServiceSensor(server.host, server.port)
+    with socket.create_connection((server.host, server.port)) as client:
+        reset(client, 100)
+        polled(sensor, 2.0, lambda: sensor.requests is not None)
+        reset(client, 50)
+        polled(sensor, 2.0, lambda: sensor.news)
+        polled(sensor, 0.2)
+        assert sensor.age_s(time.monotonic()) < 0.5 * PATIENCE
+    (said,) = sensor.news
+    assert said.startswith("its counters fell from ") and said.endswith(": they were reset")
+    sensor.close()
+
+
+def test_counters_that_are_reset_all_the_time_are_not_believed(server):
+    """They would make the load look small, which takes memcached's vCPUs away."""
+    sensor = ServiceSensor(server.host, server.port)
+    with socket.create_connection((server.host, server.port)) as client:
+        reset(client, 100)
+        polled(sensor, 2.0, lambda: sensor.requests is not None)
+
+        gets = itertools.cycle((50, 10))
+
+        def old():
+            reset(client, next(gets))
+            return sensor.age_s(time.monotonic()) > 0.5
+
+        polled(sensor, 5.0, old)
+    assert sensor.age_s(time.monotonic()) > 0.5
+    assert len(sensor.news) == 2
+    assert sensor.news[1] == "its counters are reset all the time: they are not believed"
+    polled(sensor, 5.0, lambda: sensor.age_s(time.monotonic()) < 0.5)
+    assert sensor.age_s(time.monotonic()) < 0.5
+    sensor.close()
 
 
 def test_a_clock_that_goes_back_or_leaps_is_counted_on_from_the_last_good_reading(
