@@ -424,6 +424,7 @@ class ServiceSensor:
             return False
         if self._clock is not None:
             self._clock.close()
+        successor = self.who is not None
         self._program = runs
         self._told.clear()
         self._clock = clock
@@ -436,7 +437,7 @@ class ServiceSensor:
         self._cpu_offset -= first.cpu_s
         self._delay_offset -= first.run_delay_s
         self._read_cpu(now_s)
-        return True
+        return not successor  # a stranger may have had the port when we connected
 
     def _tell_once(self, kind: str, what: str) -> None:
         """Tell something of a kind once for each process that is followed: strangers may go on."""

@@ -155,6 +155,31 @@ def test_who_takes_the_port_of_a_memcached_that_restarts_is_not_followed(server)
         sensor.close()
 
 
+def test_a_stranger_that_names_the_successor_is_not_believed(server):
+    """It had the port for a moment, and kept our connection."""
+    sensor, again = ServiceSensor(server.host, server.port), None
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    memcached.stop(server)
+    listener = socket.create_server((server.host, server.port))
+    polled(sensor, 1.0, lambda: sensor.stats._socket is not None and sensor.stats._asked_s)
+    kept, _ = listener.accept()
+    listener.close()
+    try:
+        again = memcached.start(2, server.port)
+        known = STATS.replace(b"pid 1\r", b"pid %d\r" % again.pid)
+        kept.sendall(known % 1000)
+        polled(sensor, 5.0, lambda: sensor.age_s(time.monotonic()) < 0.1)
+        assert sensor.who == service_process.identify(again.pid)
+        assert kept.recv(1000).startswith(b"stats")
+        assert kept.recv(1000) == b""
+        assert sensor.requests.count < 1000
+    finally:
+        kept.close()
+        if again is not None:
+            memcached.stop(again)
+        sensor.close()
+
+
 def test_a_successor_must_have_the_user_of_the_one_before(server, monkeypatch):
     sensor = ServiceSensor(server.host, server.port)
     polled(sensor, 2.0, lambda: sensor.requests is not None)
