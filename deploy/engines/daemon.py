@@ -8,7 +8,6 @@ memcached. It does not weigh as little as it could, or it would never answer on 
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.linux.cgroups import JobGroup, find_hierarchy, members
+from deploy.linux.readiness import await_readable
 from env.allocation import Weight
 from env.errors import InputError
 
@@ -175,7 +175,7 @@ def _await_ready(ready: socket.socket, daemon: Daemon) -> None:
     give_up_s = time.monotonic() + START_LIMIT_S
     try:
         while (left_s := give_up_s - time.monotonic()) > 0:
-            events = select.select([ready.fileno(), ended], [], [], left_s)[0]
+            events = await_readable([ready.fileno(), ended], left_s)
             if ended in events:
                 raise InputError(f"dockerd: could not start: {_last_line(daemon.folder)}")
             if ready.fileno() in events and b"READY=1" in ready.recv(4096):
@@ -208,7 +208,7 @@ def _remove_group(group: JobGroup) -> None:
     for pid in members(group.hierarchy, group.path):
         with contextlib.suppress(ProcessLookupError):
             ended = os.pidfd_open(pid)
-            select.select([ended], [], [], STOP_LIMIT_S)
+            await_readable([ended], STOP_LIMIT_S)
             os.close(ended)
     group.remove()
 

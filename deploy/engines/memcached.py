@@ -7,7 +7,6 @@ A memcached of our own: as nobody, on loopback, gone when it is no longer needed
 
 import contextlib
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deploy.linux.readiness import await_readable
 from env.errors import InputError
 
 HOST = "127.0.0.1"
@@ -131,7 +131,7 @@ def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
             with contextlib.suppress(OSError):
                 if answering_pid(HOST, port) == process.pid:
                     return
-            if select.select([ended], [], [], 0.005)[0]:
+            if await_readable([ended], 0.005):
                 assert process.stderr is not None
                 said = process.stderr.read().decode(errors="replace").split("\n")[0]
                 raise InputError(f"memcached: did not start on {HOST}:{port}: {said}")

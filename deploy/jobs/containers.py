@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.jobs.placement import GroupPlacement
 from deploy.jobs.runtimes import (
+    LOG_BYTES,
     LOG_LINES,
     Attempt,
     Instance,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 LABEL = "coretide.nonce"
 CALL_LIMIT_S = 10
+
+LARGEST_FILE_MIB = 64
+"""What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
+its proof, which is on the machine's disk and must not fill it."""
 
 PIDS_LIMIT = 1024
 """Processes and threads of a container: no job comes near it, and one that forks without end must
@@ -106,19 +111,19 @@ class DockerRuntime:
         """See `Runtime.outcome`."""
         code = proof.exit_code(instance.attempt.folder)
         if code == 0:
-            return 0, ""
+            return 0, _trimmed(instance)
         with self._calls() as api:
             try:
                 if self._state(api, instance)["Status"] != "created":
                     api.wait(instance.key, timeout=CALL_LIMIT_S)
                 state = self._state(api, instance)
-                tail = api.logs(instance.key, tail=LOG_LINES).decode(errors="replace").strip()
+                tail = api.logs(instance.key, tail=LOG_LINES)[-LOG_BYTES:]
             except sdk().errors.NotFound:
                 return proof.NO_PROOF if code is None else code, "its container is gone"
         if code is None:
             # 0 without proof is what a daemon says that did not see the end.
             code = proof.OOM if state["OOMKilled"] else int(state["ExitCode"]) or proof.NO_PROOF
-        return code, tail
+        return code, f"{_trimmed(instance)}\n{tail.decode(errors='replace')}".strip()
 
     def remove(self, instance: Instance) -> None:
         """See `Runtime.remove`."""
@@ -170,11 +175,10 @@ class DockerRuntime:
         }
         place = {}
         if not self._privileged:
-            # All that it can write to but the proof is memory: no file needs to be larger.
-            largest = job.memory_mib << 20
+            largest = LARGEST_FILE_MIB << 20
             file_size = sdk().types.Ulimit(name="fsize", soft=largest, hard=largest)
-            limits |= {"read_only": True, "cap_drop": ["ALL"], "tmpfs": {"/tmp": "size=64m"}}
-            limits["ulimits"] = [file_size]
+            limits |= {"read_only": True, "cap_drop": ["ALL"], "ulimits": [file_size]}
+            limits["tmpfs"] = {"/tmp": f"size={LARGEST_FILE_MIB}m"}
             place = {"working_dir": "/tmp"}
         command = proof.wrapped(
             job.launch_command(attempt.threads),
@@ -217,6 +221,12 @@ class DockerRuntime:
             yield self._client.api
         except (OSError, sdk().errors.DockerException) as error:  # the HTTP library's are OSErrors
             raise RuntimeUnavailableError(f"Docker: {error}") from error
+
+
+def _trimmed(instance: Instance) -> str:
+    """Cut off what an attempt has written behind its proof; says so if it has."""
+    cut = proof.trim(instance.attempt.folder)
+    return f"{cut} bytes behind its proof are cut off" if cut else ""
 
 
 @functools.cache

@@ -464,6 +464,8 @@ class JobRun:
         self.record.exit_code, self.record.end_s = 0, now_s
         self._clear_attempt(now_s)
         self._context.recorder.event("end", self.job.name)
+        if output:
+            self._context.note(self.job.name, output)
         self._context.save()
 
     def _fail(self, code: int, why: str, now_s: float) -> None:

@@ -26,12 +26,25 @@ from env.scenario import Job
 
 KILL_LIMIT_S = STOP_LIMIT_S = 5.0
 LOG_LINES, LOG_BYTES = 5, 4096
-"""How much of the end of a job's output is shown, at most; the output itself has no limit."""
+"""How much of the end of a job's output is shown, at most."""
 
-PID_FILE = "pid"
+LOG_LIMIT_KIB, LOG_WAIT_S = 64, 1.0
+"""How much of the end of a job's output is kept, and how long to wait for it at the job's end."""
 
-AWAIT_LINE = 'read -r go && exec "$@"'
-"""Keeps a process from working before it is where it belongs, and at all if we die meanwhile."""
+CUT = f"only the last {LOG_LIMIT_KIB} KiB of its output are kept"
+HELD = "not known: what it has left running holds it open"
+
+PID_FILE, LOG_FILE = "pid", "log"
+OUTPUT_FILE = "output"
+"""The pipe through which a job's output passes; it is gone once the log is written."""
+
+AWAIT_LINES = f"""
+read -r go || exit
+{{ tail -c {(LOG_LIMIT_KIB << 10) + 1} < {OUTPUT_FILE} > {LOG_FILE}; rm -f {OUTPUT_FILE}; }} &
+exec "$@" > {OUTPUT_FILE} 2>&1
+"""
+"""Keeps a process from working before it is where it belongs, and at all if we die meanwhile; keeps
+the end of its output, in memory until it has ended. One byte too many tells that more was cut."""
 
 
 class RuntimeUnavailableError(RuntimeError):
@@ -105,7 +118,11 @@ class Runtime(Protocol):
         """Change its vCPUs where its placement may not be written."""
 
     def outcome(self, instance: Instance) -> tuple[int, str]:
-        """The exit code of an attempt that has ended; if it failed, its output's last lines."""
+        """
+        The exit code of an attempt that has ended, and what there is to say about its output.
+
+        That is what was cut off, if anything, and if the attempt failed its output's last lines.
+        """
 
     def remove(self, instance: Instance) -> None:
         """End it if it still runs, and leave nothing of it but its proof."""
@@ -133,17 +150,19 @@ class ProcessRuntime:
     def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
         """See `Runtime.start`."""
         command = attempt.job.launch_command(attempt.threads)
-        arguments = [proof.SHELL, "-c", AWAIT_LINE, "coretide"]
+        arguments = [proof.SHELL, "-c", AWAIT_LINES, "coretide"]
         arguments += proof.wrapped(command, str(proof.proof_file(attempt.folder)), os.devnull)
-        with (attempt.folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=attempt.folder,
-                start_new_session=True,
-            )
+        (attempt.folder / LOG_FILE).write_bytes(b"")  # the disk has a place for it
+        (attempt.folder / OUTPUT_FILE).unlink(missing_ok=True)
+        os.mkfifo(attempt.folder / OUTPUT_FILE)
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=attempt.folder,
+            start_new_session=True,
+        )
         self._children[process.pid] = process
         placement = self._placement(attempt, process.pid)
         assert process.stdin is not None
@@ -195,15 +214,22 @@ class ProcessRuntime:
         child = self._children.pop(instance.pid, None)
         if child is not None:
             child.wait()
-        code = proof.exit_code(instance.attempt.folder)
-        if code == 0:
-            return 0, ""
-        output = b""
-        with contextlib.suppress(OSError), (instance.attempt.folder / "log").open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
+        folder = instance.attempt.folder
+        code = proof.exit_code(folder)
+        give_up_s = time.monotonic() + LOG_WAIT_S
+        while (held := (folder / OUTPUT_FILE).exists()) and time.monotonic() < give_up_s:
+            time.sleep(0.002)
+        size, output = 0, b""
+        with contextlib.suppress(OSError), (folder / LOG_FILE).open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - LOG_BYTES))
             output = log.read(LOG_BYTES)
-        tail = "\n".join(output.decode(errors="replace").splitlines()[-LOG_LINES:])
-        return proof.NO_PROOF if code is None else code, tail
+        lines = [CUT] if size == (LOG_LIMIT_KIB << 10) + 1 else []
+        if code != 0 and held:
+            lines.append(HELD)
+        elif code != 0:
+            lines += output.decode(errors="replace").splitlines()[-LOG_LINES:]
+        return proof.NO_PROOF if code is None else code, "\n".join(lines)
 
     def remove(self, instance: Instance) -> None:
         """See `Runtime.remove`."""

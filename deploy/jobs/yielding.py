@@ -31,8 +31,10 @@ CONNECTIONS = 4
 
 SPIN = """
 import os, select
+ready = select.poll()
+ready.register(0, select.POLLIN)
 while os.read(0, 1):
-    while not select.select([0], [], [], 0)[0]:
+    while not ready.poll(0):
         for _ in range(9999):
             pass
     os.read(0, 1)

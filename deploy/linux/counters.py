@@ -13,7 +13,7 @@ import os
 import platform
 import struct
 
-from deploy.linux.service_process import Identity, is_alive, thread_ids
+from deploy.linux.service_process import MOST_THREADS, Identity, is_alive, thread_ids
 
 Event = tuple[int, int]
 """What a counter counts: `type` and `config` of the kernel's `perf_event_attr`."""
@@ -155,7 +155,7 @@ def _open_pairs(who: Identity, events: tuple[Event, Event]) -> list[CounterPair]
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     pairs: list[CounterPair] = []
     try:
-        for thread in thread_ids(who.pid):
+        for thread in thread_ids(who.pid)[:MOST_THREADS]:
             with contextlib.suppress(ProcessLookupError):  # a thread may end
                 pairs.append(CounterPair(thread, events))
     except OSError:

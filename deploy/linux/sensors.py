@@ -14,12 +14,23 @@ import os
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
 
-from deploy.linux.service_process import Identity, identify, is_alive, is_memcached, thread_ids
+from deploy.linux.service_process import (
+    MOST_THREADS,
+    OUT_OF_FILES,
+    Identity,
+    Program,
+    identify,
+    is_alive,
+    is_memcached,
+    program,
+    thread_ids,
+)
 
 THREADS_EVERY_S = 1.0
 """How often memcached's threads are listed anew."""
@@ -45,6 +56,12 @@ SLACK_S = 0.1
 LONGEST_WINDOW_S = 1.0
 """Counters further apart than this say nothing about the rate now."""
 
+STEADY_S = 1.0
+"""Counters that fall again within this time are not believed until they have not for as long."""
+
+MOST_NEWS = 16
+"""Lines that are kept for somebody to write down."""
+
 
 @dataclass(frozen=True)
 class Cpu:
@@ -67,19 +84,25 @@ class ThreadClock:
     """
     CPU time and run-queue delay of a process, from its threads' schedstat.
 
-    A thread that ends keeps what it has used in the sums.
+    A thread that ends keeps what it has used in the sums. `complaint` says which threads are not
+    seen; empty while all of them are.
 
     :param who: the process
     :param now_s: the present time, on the clock that `read` is given [s]
-    :raises OSError: if it is gone
+    :raises OSError: if it is gone, or there are not enough file descriptors
     """
 
     def __init__(self, who: Identity, now_s: float):
         self.who = who
+        self.complaint = ""
         self._files: dict[int, int] = {}
         self._last: dict[int, tuple[bytes, int, int]] = {}  # as read, and what it says [ns]
         self._cpu_ns = self._delay_ns = 0
-        self._list_threads(now_s)
+        try:
+            self._list_threads(now_s)
+        except OSError:
+            self.close()
+            raise
 
     def read(self, now_s: float) -> Cpu:
         """
@@ -89,7 +112,12 @@ class ThreadClock:
         :raises OSError: if the process is gone
         """
         if now_s - self._listed_s >= THREADS_EVERY_S:
-            self._list_threads(now_s)
+            try:
+                self._list_threads(now_s)
+            except OSError as error:
+                if error.errno not in OUT_OF_FILES:
+                    raise
+                self.complaint = f"its new threads are not seen: {error.strerror}"
         gone = [
             thread for thread, file in self._files.items() if not self._read_thread(file, thread)
         ]
@@ -127,11 +155,14 @@ class ThreadClock:
         self._listed_s = now_s
         if not is_alive(self.who):
             raise ProcessLookupError(f"process {self.who.pid} is gone")
-        for thread in thread_ids(self.who.pid):
-            if thread not in self._files:
+        listed = thread_ids(self.who.pid)
+        for thread in listed:
+            if thread not in self._files and len(self._files) < MOST_THREADS:
                 path = f"/proc/{self.who.pid}/task/{thread}/schedstat"
                 with contextlib.suppress(FileNotFoundError):
                     self._files[thread] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        crowd = len(listed) > MOST_THREADS
+        self.complaint = f"only {MOST_THREADS} of its threads are followed" if crowd else ""
 
     def _forget(self, thread: int) -> None:
         os.close(self._files.pop(thread))
@@ -142,12 +173,15 @@ class StatsConnection:
     """
     memcached's `stats`, asked for and picked up later.
 
+    `complaint` says why there can be no connection that is not memcached's fault.
+
     :param host: memcached's address, a name or an IP address
     :param port: memcached's TCP port
     """
 
     def __init__(self, host: str, port: int):
         self.host, self.port = host, port
+        self.complaint = ""
         self.pid = self.threads = 0
         self._socket: socket.socket | None = None
         self._answer = b""
@@ -208,7 +242,12 @@ class StatsConnection:
             return
         self._tried_s = now_s
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self.complaint = f"it cannot be asked: {error.strerror}"
+            return
+        self.complaint = ""
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(BlockingIOError):
@@ -290,8 +329,10 @@ class ServiceSensor:
     """
     memcached as the loop sees it: found by its address, followed when it restarts.
 
-    Counters go on where they stood when a new process takes over. Times are on whatever clock
-    `ask` and `receive` are given.
+    Counters go on where they stood when a new process takes over, which must be the same program of
+    the same user: whoever comes first may take the port of a memcached that restarts. Times are on
+    whatever clock `ask` and `receive` are given. `news` has what is out of the ordinary, one line
+    each, for whoever writes it down.
 
     :param host: memcached's address, a name or an IP address
     :param port: memcached's TCP port
@@ -303,11 +344,15 @@ class ServiceSensor:
         self.cpu: Cpu | None = None
         self.requests: Requests | None = None
         self.qps = self.cpu_cores = 0.0
+        self.news: deque[str] = deque(maxlen=MOST_NEWS)
+        self._program: Program | None = None
+        self._told: set[str] = set()
         self._clock: ThreadClock | None = None
         self._cpu_before: Cpu | None = None
         self._requests_before: Requests | None = None
         self._cpu_offset = self._delay_offset = 0.0
         self._requests_offset = 0
+        self._fell_s = self._doubted_until_s = -math.inf
 
     def ask(self, now_s: float) -> None:
         """
@@ -317,6 +362,8 @@ class ServiceSensor:
         """
         self.stats.ask(now_s)
         self._read_cpu(now_s)
+        if self.stats.complaint:
+            self._tell_once("files", self.stats.complaint)
 
     def receive(self, now_s: float, patience_s: float = 0.0) -> None:
         """
@@ -326,9 +373,12 @@ class ServiceSensor:
         :param patience_s: how long to wait for them [s]
         """
         reading = self.stats.receive(patience_s)
-        if reading is not None:
-            self._follow(self.stats.pid, now_s)
+        if reading is None:
+            return
+        if self._follow(self.stats.pid, now_s):
             self._count(reading)
+        else:
+            self.stats.close()  # the next connection may find memcached
 
     def age_s(self, now_s: float) -> float:
         """
@@ -346,18 +396,37 @@ class ServiceSensor:
         if self._clock is not None:
             self._clock.close()
 
-    def _follow(self, pid: int, now_s: float) -> None:
-        """Turn to the process that answers, if it is another one than before."""
+    def _follow(self, pid: int, now_s: float) -> bool:
+        """
+        Turn to the process that answers, if it is another one than before.
+
+        :return: whether what it says is memcached's
+        """
         if self.who is not None and self.who.pid == pid and self._clock is not None:
-            return
-        if not is_memcached(pid, self.stats.port):
-            return
+            return True
         try:
-            who = identify(pid)
+            if not is_memcached(pid, self.stats.port):
+                return False
+            who, runs = identify(pid), program(pid)
+            if self._program not in (None, runs):
+                stranger = f"{runs.path} of user {runs.users[1]}"
+                self._tell_once("stranger", f"not followed: {stranger} answers in its place")
+                return False
             clock = ThreadClock(who, now_s)
+        except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                self._tell_once("files", f"it cannot be followed: {error.strerror}")
+            return False
+        try:
             first = clock.read(now_s)
         except OSError:
-            return
+            clock.close()
+            return False
+        if self._clock is not None:
+            self._clock.close()
+        successor = self.who is not None
+        self._program = runs
+        self._told.clear()
         self._clock = clock
         if self.who is not None and self.requests is not None:
             self._requests_offset = self.requests.count
@@ -368,6 +437,13 @@ class ServiceSensor:
         self._cpu_offset -= first.cpu_s
         self._delay_offset -= first.run_delay_s
         self._read_cpu(now_s)
+        return not successor  # a stranger may have had the port when we connected
+
+    def _tell_once(self, kind: str, what: str) -> None:
+        """Tell something of a kind once for each process that is followed: strangers may go on."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.news.append(what)
 
     def _read_cpu(self, now_s: float) -> None:
         if self._clock is None:
@@ -378,6 +454,8 @@ class ServiceSensor:
             self._clock.close()
             self._clock = None
             return
+        if self._clock.complaint:
+            self._tell_once("threads", self._clock.complaint)
         before, self._cpu_before = self._cpu_before, reading
         if before is not None:
             window_s, used_s = reading.time_s - before.time_s, reading.cpu_s - before.cpu_s
@@ -402,13 +480,34 @@ class ServiceSensor:
             self._requests_offset -= reading.count
         else:
             window_s, served = reading.time_s - before.time_s, reading.count - before.count
-            if not 0 <= served <= MOST_QPS * max(window_s, 1.0) or window_s <= 0.0:
-                # Somebody has reset the counters.
+            if served < 0:
+                self._note_fall(before.count, reading)
+            senseless = not 0 <= served <= MOST_QPS * max(window_s, 1.0) or window_s <= 0.0
+            if senseless or reading.time_s < self._doubted_until_s:
+                # Count on from the last good reading.
                 self._requests_offset += before.count - reading.count
                 return
             if window_s <= LONGEST_WINDOW_S:
                 self.qps = served / window_s
         self.requests = Requests(reading.time_s, reading.count + self._requests_offset)
+
+    def _note_fall(self, before: int, reading: Requests) -> None:
+        """
+        Somebody has reset memcached's counters, as any of its clients may.
+
+        Who does so all the time makes the load look like next to nothing, also between two falls.
+        So counters that fall again are doubted for a while, in which the readings grow old.
+
+        :param before: the count so far
+        :param reading: a lower one
+        """
+        if reading.time_s >= self._fell_s + STEADY_S:
+            self.news.append(f"its counters fell from {before} to {reading.count}: they were reset")
+        else:
+            if reading.time_s >= self._doubted_until_s:
+                self.news.append("its counters are reset all the time: they are not believed")
+            self._doubted_until_s = reading.time_s + STEADY_S
+        self._fell_s = reading.time_s
 
 
 def _number(answer: bytes, name: bytes) -> int:

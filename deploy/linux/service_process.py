@@ -5,6 +5,7 @@ All threads are moved, not the main one alone: its workers are where the work is
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ from pathlib import Path
 
 ROUNDS = 5
 """How often the threads are listed again until no new one appears."""
+
+MOST_THREADS = 128
+"""How many threads of a process are followed: each takes descriptors. memcached itself advises
+against more than 64 workers, and has some ten threads besides."""
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""This process or the machine has no file descriptor left: nothing is known about anybody else."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,36 @@ class Identity:
 
     pid: int
     started: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    What a process must have in common with the one before it to be its successor.
+
+    The user is what keeps others out: who runs as memcached's user can do to memcached what they
+    like. The program is told by its path and not by its file, which an upgrade replaces.
+
+    :param users: real, effective, saved and file system user
+    :param path: executable file, as the process sees it
+    """
+
+    users: tuple[int, ...]
+    path: str
+
+
+def program(pid: int) -> Program:
+    """
+    The program that a process runs, and for whom.
+
+    :param pid: the process
+    :raises OSError: if there is none, or it may not be looked at
+    """
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    users = next(line for line in status.splitlines() if line.startswith("Uid:"))
+    # The kernel says so once the file was replaced, as by an upgrade.
+    path = str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)")
+    return Program(tuple(map(int, users.split()[1:])), path)
 
 
 def identify(pid: int) -> Identity:
@@ -41,12 +79,12 @@ def is_alive(who: Identity) -> bool:
     """
     Whether a process is still there, and is no zombie.
 
-    :param who: the process
+    :param who: the process; it counts as alive while there is no descriptor to look at it with
     """
     try:
         fields = stat_fields(who.pid)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in OUT_OF_FILES
     return int(fields[19]) == who.started and fields[0] not in "ZX"
 
 
@@ -56,13 +94,16 @@ def is_memcached(pid: int, port: int) -> bool:
 
     :param pid: what something that answered on the port said its number was
     :param port: TCP port
+    :raises OSError: if there is no file descriptor left to look with
     """
     try:
         if Path(f"/proc/{pid}/comm").read_bytes().strip() != b"memcached":
             return False
         listening = _listening_sockets(pid, port)
         return any(str(file.readlink()) in listening for file in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise
         return False
 
 

@@ -14,7 +14,6 @@ answered. What the client itself did (its CPU, its own delays) goes to standard 
 from __future__ import annotations
 
 import argparse
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 
 from deploy.linux import realtime
 from deploy.linux.helpers import helper_command
+from deploy.linux.readiness import await_readable
 from deploy.load.generator import CONNECTIONS, COUNT, READY, START
 from deploy.load.keys import load_records
 from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
@@ -118,7 +118,7 @@ class Client:
         while self.probe.known_until_s < until_s:
             if time.monotonic() > until_s + PATIENCE_S:
                 raise InputError("the probe is held up: it may have no real-time priority")
-            select.select([self.probe.file], [], [], LIMIT_S)
+            await_readable([self.probe.file], LIMIT_S)
             if not self.probe.poll():
                 raise InputError("the probe has ended; its message is above")
             time.sleep(0.02)  # records come one by one; a few at a time will do

@@ -17,7 +17,6 @@ import gc
 import math
 import os
 import random
-import select
 import socket
 import struct
 import subprocess
@@ -31,6 +30,7 @@ import numpy as np
 
 from deploy.linux import realtime
 from deploy.linux.helpers import helper_command
+from deploy.linux.readiness import await_readable
 from deploy.load.keys import ANSWERED, RECORDS, get_request
 from deploy.records.lines import LineFile
 from deploy.records.mcperf import HEADER, format_row, percentile
@@ -256,7 +256,7 @@ class _Prober:
         if self._socket is None or not self._waiting:
             time.sleep(left_s)
             return
-        if not select.select([self._socket], [], [], left_s)[0]:
+        if not await_readable([self._socket.fileno()], left_s):
             return
         try:
             part = self._socket.recv(65536)
@@ -315,7 +315,10 @@ def show(probe: Probe) -> None:
     :param probe: a running one
     """
     print("p50_us p95_us p99_us requests")
-    while select.select([], [], [], 1.0) and probe.poll():
+    while True:
+        time.sleep(1.0)
+        if not probe.poll():
+            return
         seen = probe.latencies()
         if seen is not None:
             print(f"{seen.p50_us:.0f} {seen.p95_us:.0f} {seen.p99_us:.0f} {seen.count}", flush=True)

@@ -9,7 +9,7 @@ then the jobs leave, then memcached leaves, then the jobs come: nobody is ever w
 nobody who competes with memcached is on its vCPUs.
 """
 
-import select
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +17,7 @@ from deploy.jobs.job_run import JobContext, JobRun
 from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
 from deploy.linux.cgroups import JobGroup
+from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -28,6 +29,9 @@ SAVE_EVERY_S = 1.0
 REST, LONGEST_REST_S = 2.0, 2.0
 """How long nothing is started or removed after a start or removal: in multiples of what that took,
 and at most [s]. What the kernel does for a container yields to no weight (docs/decisions.md)."""
+
+RESERVE = 16
+"""File descriptors kept for the end: who has none left can undo nothing."""
 
 LONGEST_HOLD_S = 10.0
 """How long a start waits at most for memcached to have time to spare (docs/decisions.md)."""
@@ -74,6 +78,7 @@ class Actuator:
         # Jobs that are not as wanted; the others stay as they are until something happens.
         self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
+        self._reserve = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(RESERVE)]
 
     @property
     def changes(self) -> int:
@@ -166,8 +171,7 @@ class Actuator:
 
         :param timeout_s: the longest sleep [s]
         """
-        ended, _, _ = select.select(self._ends, [], [], max(0.0, timeout_s))
-        for file in ended:
+        for file in await_readable(self._ends, timeout_s):
             self._ends.pop(file).note_end()
             self._look_at_all()
 
@@ -191,7 +195,13 @@ class Actuator:
         return Allocation(cores, self._jobs_in_force())
 
     def close(self) -> None:
-        """Let the worker finish its present call, and nothing more; close what was kept open."""
+        """
+        Let the worker finish its present call, and nothing more; close what was kept open.
+
+        What is undone from now on finds file descriptors that were held in reserve.
+        """
+        while self._reserve:
+            os.close(self._reserve.pop())
         self._worker.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
             run.close()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from deploy.linux.counters import CpiSensor
 from deploy.linux.sensors import Cpu, ServiceSensor, VcpuClock
 from deploy.linux.service_process import Identity
-from deploy.records.recorder import SCHEDULER, Recorder
+from deploy.records.recorder import MEMCACHED, SCHEDULER, Recorder
 from deploy.records.state import State
 from deploy.safety.guardian import Guardian
 from env.allocation import Allocation, JobAllocation, JobState
@@ -363,6 +363,8 @@ class LiveMachine:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
         self.actuator.poll(now_s, self._has_slack())
         self.sensor.receive(now_s, ANSWER_S)
+        while self.sensor.news:
+            self._recorder.event("custom", MEMCACHED, detail=self.sensor.news.popleft())
         states = self._row.state
         for index, run in enumerate(self.actuator.jobs.values()):
             if states[index] != PENDING and run.state == JobState.PENDING:

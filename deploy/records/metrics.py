@@ -2,12 +2,16 @@
 The run's figures for Prometheus, at http://127.0.0.1:PORT/metrics.
 
 Only GET is served, and only to this machine unless another address is asked for. A scrape reads
-the latest sample: nothing is measured for it, and the loop never waits for it.
+the latest sample: nothing is measured for it, and the loop never waits for it. Anybody on the
+machine may connect, so connections are few and short: the loop needs its descriptors and its CPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -25,6 +29,11 @@ from env.telemetry import Telemetry
 
 HOST = "127.0.0.1"
 REQUEST_LIMIT_S = 5.0
+"""A connection that lasts longer is ended, however it has kept us busy."""
+
+MOST_CONNECTIONS = 8
+REFUSAL_S = 0.05
+"""What a connection too many costs whoever makes it, rather than the loop."""
 
 
 class RunCollector(Collector):
@@ -94,6 +103,42 @@ def _jobs(telemetry: Telemetry, allocation: Allocation) -> Iterator[Metric]:
     yield from (states, cpu, held)
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves a few connections at a time, each for a short while."""
+
+    def __init__(self, address: tuple[str, int], handler: Any):
+        self._since_s: dict[Any, float] = {}
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Refuse a connection too many; it is closed without an answer."""
+        if len(self._since_s) < MOST_CONNECTIONS:
+            return True
+        time.sleep(REFUSAL_S)
+        return False
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Note since when there is a connection."""
+        self._since_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that ends."""
+        self._since_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that last too long; called twice a second, and after each new one."""
+        late_s = time.monotonic() - REQUEST_LIMIT_S
+        for request, since_s in self._since_s.copy().items():
+            if since_s < late_s:
+                with contextlib.suppress(OSError):  # its own thread closes it
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: who hangs up early is no news."""
+
+
 class Endpoint:
     """
     A web server for scrapes, on a thread of its own.
@@ -111,12 +156,11 @@ class Endpoint:
             "Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_LIMIT_S}
         )
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise InputError(
                 f"--metrics-port {port}: cannot listen on {host}: {error.strerror}"
             ) from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

@@ -90,12 +90,16 @@ def exit_code(folder: Path) -> int | None:
         return None
 
 
-def trim(folder: Path) -> None:
+def trim(folder: Path) -> int:
     """
     Cut off what a job has written behind its proof.
 
     :param folder: the attempt's folder
+    :return: how much that was [bytes]
     """
     with contextlib.suppress(OSError):
-        if proof_file(folder).stat().st_size > len(NOT_YET):
+        size = proof_file(folder).stat().st_size
+        if size > len(NOT_YET):
             os.truncate(proof_file(folder), len(NOT_YET))
+            return size - len(NOT_YET)
+    return 0

@@ -126,8 +126,11 @@ def _guard(reader: int) -> None:
     if state_file is None:
         return
 
+    ready_to_read = select.poll()
+    ready_to_read.register(reader, select.POLLIN)
+
     def beats(wait_s: float) -> bool:
-        return bool(select.select([reader], [], [], wait_s)[0])
+        return bool(ready_to_read.poll(1e3 * wait_s))
 
     def taken_over(wait_s: float) -> bool:
         time.sleep(wait_s)  # the kernel may still be at closing what the loop had open
@@ -135,7 +138,7 @@ def _guard(reader: int) -> None:
 
     patience_s: float | None = SILENCE_S
     while True:
-        ready, _, _ = select.select([reader], [], [], patience_s)
+        ready = ready_to_read.poll(None if patience_s is None else 1e3 * patience_s)
         message = os.read(reader, 4096) if ready else b""
         if STOP in message:
             return

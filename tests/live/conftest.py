@@ -90,7 +90,7 @@ def scenario_file(tmp_path: Path) -> Callable[..., Path]:
                 {
                     "name": name,
                     "image": images.STRESS_IMAGE,
-                    "command": command,
+                    "command": list(command),  # one list twice would be an alias
                     "threads": [1, 2],
                     "memory_mib": 256,
                 }

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import threading
@@ -191,6 +192,24 @@ def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
         actuator.poll(now_s(actuator))
     settle(actuator, *actuator.jobs)
     assert actuator.in_force() == wanted
+
+
+def test_there_are_file_descriptors_to_undo_everything_with(actuator):
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    bring(actuator)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        actuator.close()
+        runtime = actuator._context.runtime
+        assert undo(actuator.state, actuator._context.folder, runtime, usable_hierarchy()) == []
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_who_has_the_number_of_a_memcached_that_is_gone_is_not_moved(actuator):

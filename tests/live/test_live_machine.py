@@ -2,6 +2,7 @@
 
 import select
 import time
+from collections import deque
 
 from deploy.linux.sensors import Cpu, Requests, VcpuClock
 from deploy.load.probe import Probe
@@ -19,6 +20,7 @@ class Scripted:
 
     def __init__(self, *rates):
         self.who = self.requests = None
+        self.news = deque()
         self.cpu = Cpu(0.0, 0.0, 0.0)
         self.qps = self.cpu_cores = 0.0
         self._rates = list(rates)

@@ -10,8 +10,19 @@ import pytest
 
 from deploy.assembly import usable_hierarchy
 from deploy.jobs.containers import DockerRuntime
-from deploy.jobs.runtimes import Attempt, JobFailedError, ProcessRuntime, RuntimeUnavailableError
+from deploy.jobs.placement import session_members
+from deploy.jobs.runtimes import (
+    CUT,
+    HELD,
+    LOG_FILE,
+    LOG_LIMIT_KIB,
+    Attempt,
+    JobFailedError,
+    ProcessRuntime,
+    RuntimeUnavailableError,
+)
 from deploy.linux.cgroups import job_groups_beside
+from deploy.linux.service_process import stat_fields
 from deploy.records.proof import prepare
 from env.allocation import Weight
 from env.scenario import load_scenario
@@ -68,3 +79,37 @@ def test_what_a_job_has_written_may_be_larger_than_memory(scenario_file, tmp_pat
     os.close(instance.ended)
     found, output = runtime.outcome(instance)
     assert (found, output.rpartition("\n")[2]) == (code, tail)
+
+
+@pytest.mark.parametrize(("code", "shown"), [(0, CUT), (3, f"{CUT}\nno luck")])
+def test_of_a_job_that_says_very_much_the_end_is_kept_and_the_cut_is_said(
+    scenario_file, tmp_path, code, shown
+):
+    command = ["sh", "-c", f"head -c 100000000 /dev/zero; echo; echo no luck; exit {code}"]
+    job = load_scenario(scenario_file(dedup=command)).jobs[0]
+    prepare(tmp_path)
+    runtime = ProcessRuntime()
+    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    largest = 0
+    while not select.select([instance.ended], [], [], 0.001)[0]:
+        largest = max(largest, (tmp_path / LOG_FILE).stat().st_size)
+    os.close(instance.ended)
+    found, output = runtime.outcome(instance)
+    largest = max(largest, (tmp_path / LOG_FILE).stat().st_size)
+    assert largest <= (LOG_LIMIT_KIB << 10) + 1
+    assert found == code
+    assert "\n".join(line for line in output.splitlines() if "\0" not in line) == shown
+
+
+def test_whoever_a_job_leaves_running_does_not_hold_up_its_end(scenario_file, tmp_path):
+    command = ["sh", "-c", "sleep 100 & echo no luck; exit 3"]
+    job = load_scenario(scenario_file(dedup=command)).jobs[0]
+    prepare(tmp_path)
+    runtime = ProcessRuntime()
+    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    assert select.select([instance.ended], [], [], 10.0 * PATIENCE)[0]
+    assert runtime.outcome(instance) == (3, HELD)
+    runtime.remove(instance)
+    left = [stat_fields(pid)[0] for pid in session_members(instance.pid)]
+    assert set(left) <= {"Z"}  # whom nobody waits for
+    os.close(instance.ended)

@@ -1,23 +1,32 @@
 """The sensors, against a real memcached, impostors and the kernel."""
 
+import itertools
 import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from deploy.engines import memcached
 from deploy.linux import service_process
-from deploy.linux.sensors import ServiceSensor, StatsConnection, VcpuClock
+from deploy.linux.sensors import ServiceSensor, StatsConnection, ThreadClock, VcpuClock
 from tests.live.conftest import PATIENCE
 
 STATS = (
     b"STAT pid 1\r\nSTAT threads 2\r\n"
     b"STAT cmd_get %d\r\nSTAT cmd_set 0\r\nSTAT cmd_touch 0\r\nEND\r\n"
 )
+
+
+def files_open():
+    """How many file descriptors this process has, and one to count them with."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def polled(sensor, seconds, until=lambda: False):
@@ -97,6 +106,171 @@ def test_whoever_listens_there_under_a_name_that_is_no_text_is_no_memcached():
             name.write_bytes(before.strip())
 
 
+STRANGER = """
+import os, socket, sys, threading
+open("/proc/self/comm", "w").write("memcached")
+for _ in range(300):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+connection, _ = listener.accept()
+while connection.recv(100):
+    zeros = b"".join(b"STAT cmd_%s 0\\r\\n" % name for name in (b"get", b"set", b"touch"))
+    connection.sendall(b"STAT pid %d\\r\\nSTAT threads 2\\r\\n%sEND\\r\\n" % (os.getpid(), zeros))
+sys.stdin.read()
+"""
+
+
+def test_who_takes_the_port_of_a_memcached_that_restarts_is_not_followed(server):
+    """It has memcached's name and many threads; the real one is found once it is back."""
+    sensor, again = ServiceSensor(server.host, server.port), None
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    known, counted, open_files = sensor.who, sensor.requests.count, files_open()
+    memcached.stop(server)
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, str(server.port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert stranger.stdout.readline() == b"ready\n"
+        polled(sensor, 5.0, lambda: sensor.news)
+        polled(sensor, 0.1)
+        assert sensor.who == known
+        assert sensor.requests.count == counted
+        (said,) = sensor.news
+        assert said.startswith("not followed: ")
+        assert "python" in said and f"user {os.geteuid()}" in said
+        assert files_open() <= open_files
+        stranger.kill()
+        stranger.wait()
+        again = memcached.start(2, server.port)
+        polled(sensor, 5.0, lambda: sensor.who != known and sensor.age_s(time.monotonic()) < 0.5)
+        assert sensor.who == service_process.identify(again.pid)
+    finally:
+        stranger.kill()
+        stranger.communicate()
+        if again is not None:
+            memcached.stop(again)
+        sensor.close()
+
+
+def test_a_stranger_that_names_the_successor_is_not_believed(server):
+    """It had the port for a moment, and kept our connection."""
+    sensor, again = ServiceSensor(server.host, server.port), None
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    memcached.stop(server)
+    listener = socket.create_server((server.host, server.port))
+    polled(sensor, 1.0, lambda: sensor.stats._socket is not None and sensor.stats._asked_s)
+    kept, _ = listener.accept()
+    listener.close()
+    try:
+        again = memcached.start(2, server.port)
+        known = STATS.replace(b"pid 1\r", b"pid %d\r" % again.pid)
+        kept.sendall(known % 1000)
+        polled(sensor, 5.0, lambda: sensor.age_s(time.monotonic()) < 0.1)
+        assert sensor.who == service_process.identify(again.pid)
+        assert kept.recv(1000).startswith(b"stats")
+        assert kept.recv(1000) == b""
+        assert sensor.requests.count < 1000
+    finally:
+        kept.close()
+        if again is not None:
+            memcached.stop(again)
+        sensor.close()
+
+
+def test_a_successor_must_have_the_user_of_the_one_before(server, monkeypatch):
+    sensor = ServiceSensor(server.host, server.port)
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    users = sensor._program.users
+    sensor._program = service_process.Program((12345,) * 4, sensor._program.path)
+    sensor._clock.close()
+    sensor._clock = None  # as if it had restarted
+    polled(sensor, 5.0, lambda: sensor.news)
+    assert sensor._clock is None
+    assert sensor.news.popleft().endswith(f"memcached of user {users[1]} answers in its place")
+    sensor.close()
+
+
+@pytest.fixture
+def no_file_left():
+    """Takes every file descriptor there is, and gives them back."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+
+    def take():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_open(), limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+
+    yield take
+    for file in taken:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_memcached_is_not_taken_for_dead_for_want_of_a_file(server, no_file_left):
+    sensor = ServiceSensor(server.host, server.port)
+    polled(sensor, 2.0, lambda: sensor.requests is not None)
+    no_file_left()
+    polled(sensor, 1.3)  # its threads are listed once a second
+    assert service_process.is_alive(sensor.who)
+    assert sensor.age_s(time.monotonic()) < 0.5 * PATIENCE
+    sensor.stats.close()
+    no_file_left()
+    polled(sensor, 0.5)
+    assert time.monotonic() - sensor.cpu.time_s < 0.5 * PATIENCE
+    assert list(sensor.news) == [
+        "its new threads are not seen: Too many open files",
+        "it cannot be asked: Too many open files",
+    ]
+    sensor.close()
+
+
+def test_a_crowd_of_threads_is_followed_in_part_and_that_is_said():
+    end = threading.Event()
+    crowd = [threading.Thread(target=end.wait) for _ in range(service_process.MOST_THREADS + 1)]
+    open_files = files_open()
+    try:
+        for thread in crowd:
+            thread.start()
+        clock = ThreadClock(service_process.identify(os.getpid()), 0.0)
+        assert clock.threads == service_process.MOST_THREADS
+        assert clock.complaint == f"only {service_process.MOST_THREADS} of its threads are followed"
+        clock.close()
+    finally:
+        end.set()
+        for thread in crowd:
+            thread.join()
+    assert files_open() == open_files
+
+
+def test_a_clock_that_cannot_open_all_it_wants_keeps_nothing_open(monkeypatch):
+    end, open_, left = threading.Event(), os.open, [3]
+
+    def few(path, flags):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(24, "Too many open files")
+        return open_(path, flags)
+
+    crowd = [threading.Thread(target=end.wait) for _ in range(5)]
+    open_files = files_open()
+    try:
+        for thread in crowd:
+            thread.start()
+        monkeypatch.setattr(os, "open", few)
+        with pytest.raises(OSError, match="Too many open files"):
+            ThreadClock(service_process.identify(os.getpid()), 0.0)
+    finally:
+        monkeypatch.undo()
+        end.set()
+        for thread in crowd:
+            thread.join()
+    assert files_open() == open_files
+
+
 def test_a_counter_that_goes_back_gives_no_rate():
     impostor = Impostor(*[STATS % count for count in (1000, 1500, 20, 70)])
     sensor = ServiceSensor("127.0.0.1", impostor.port)
@@ -115,6 +289,51 @@ def test_a_counter_that_goes_back_gives_no_rate():
     assert min(rates) >= 0.0
     sensor.close()
     impostor.listener.close()
+
+
+def reset(client, gets):
+    """Have memcached forget what it has counted, and count anew."""
+    client.sendall(b"stats reset\r\n")
+    assert client.recv(100) == b"RESET\r\n"
+    for _ in range(gets):
+        client.sendall(b"get nothing\r\n")
+        client.recv(100)
+
+
+def test_counters_that_a_client_has_reset_are_named_once(server):
+    sensor = ServiceSensor(server.host, server.port)
+    with socket.create_connection((server.host, server.port)) as client:
+        reset(client, 100)
+        polled(sensor, 2.0, lambda: sensor.requests is not None)
+        reset(client, 50)
+        polled(sensor, 2.0, lambda: sensor.news)
+        polled(sensor, 0.2)
+        assert sensor.age_s(time.monotonic()) < 0.5 * PATIENCE
+    (said,) = sensor.news
+    assert said.startswith("its counters fell from ") and said.endswith(": they were reset")
+    sensor.close()
+
+
+def test_counters_that_are_reset_all_the_time_are_not_believed(server):
+    """They would make the load look small, which takes memcached's vCPUs away."""
+    sensor = ServiceSensor(server.host, server.port)
+    with socket.create_connection((server.host, server.port)) as client:
+        reset(client, 100)
+        polled(sensor, 2.0, lambda: sensor.requests is not None)
+
+        gets = itertools.cycle((50, 10))
+
+        def old():
+            reset(client, next(gets))
+            return sensor.age_s(time.monotonic()) > 0.5
+
+        polled(sensor, 5.0, old)
+    assert sensor.age_s(time.monotonic()) > 0.5
+    assert len(sensor.news) == 2
+    assert sensor.news[1] == "its counters are reset all the time: they are not believed"
+    polled(sensor, 5.0, lambda: sensor.age_s(time.monotonic()) < 0.5)
+    assert sensor.age_s(time.monotonic()) < 0.5
+    sensor.close()
 
 
 def test_a_clock_that_goes_back_or_leaps_is_counted_on_from_the_last_good_reading(

@@ -128,10 +128,11 @@ def test_a_container_can_write_to_nothing_but_its_own_memory_and_a_little_proof(
         said = container.logs().decode()
         time.sleep(0.05)
     client.close()
-    assert proof.stat().st_size <= 256 << 20
+    assert proof.stat().st_size <= 64 << 20
     assert "dd exit 0" not in said
     assert "touch: /proof/more: Read-only file system" in said
     assert run.finish(60) == 0, run.lines
+    assert run.count("dedup [0-9]+ bytes behind its proof are cut off") == 1, run.lines
 
 
 def test_a_container_told_to_stop_is_not_taken_for_done(

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -23,9 +24,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from deploy.jobs.job_run import JobRun
 from deploy.load.probe import IntervalLog
 from deploy.loop.outcome import write_report
-from deploy.records import live_view, mcperf, run_report
+from deploy.records import live_view, mcperf, metrics, run_report
 from deploy.records.lines import Disk, LineFile
-from deploy.records.metrics import Endpoint, RunCollector
+from deploy.records.metrics import MOST_CONNECTIONS, Endpoint, RunCollector
 from deploy.records.recorder import (
     EVENTS_FILE,
     LOAD_FILE,
@@ -500,6 +501,40 @@ def test_the_endpoint_is_for_this_machine_alone() -> None:
         with pytest.raises(InputError, match=f"--metrics-port {endpoint.port}"):
             Endpoint(RunCollector(), port=endpoint.port)
     finally:
+        endpoint.close()
+
+
+def test_slow_connections_are_few_and_end(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sends a byte now and then, which no time limit on a single read would end."""
+    monkeypatch.setattr(metrics, "REQUEST_LIMIT_S", 0.5)
+    endpoint, slow = Endpoint(RunCollector(), port=0), []
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    address = ("127.0.0.1", endpoint.port)
+    try:
+        slow = [socket.create_connection(address, 5.0) for _ in range(3 * MOST_CONNECTIONS)]
+        most = before + len(slow) + MOST_CONNECTIONS + 1  # one that is being refused
+        give_up_s = time.monotonic() + 20.0
+        while slow:
+            assert time.monotonic() < give_up_s
+            assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= most
+            for one in list(slow):
+                try:
+                    one.send(b"G")
+                    one.settimeout(0.01)
+                    ended = not one.recv(100)
+                except TimeoutError:
+                    ended = False
+                except OSError:
+                    ended = True
+                if ended:
+                    one.close()
+                    slow.remove(one)
+        assert ask(endpoint, "GET")[0] == 200
+    finally:
+        for one in slow:
+            one.close()
         endpoint.close()
 
 

@@ -1,0 +1,73 @@
+"""Waiting for files, whatever their numbers."""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import deploy
+from deploy.linux.readiness import await_readable
+
+
+def test_what_can_be_read_or_has_ended_is_named() -> None:
+    (silent, kept), (full, other), (ended, gone) = os.pipe(), os.pipe(), os.pipe()
+    os.write(other, b".")
+    os.close(gone)
+    assert await_readable([silent, full, ended], 10.0) == [full, ended]
+    for file in (silent, kept, full, other, ended):
+        os.close(file)
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_a_wait_is_as_long_as_it_should_be_also_below_a_millisecond(files: int) -> None:
+    pipe = os.pipe()
+    took_s = []
+    for _ in range(50):
+        before_s = time.monotonic()
+        assert await_readable(pipe[:files], 0.0002) == []
+        took_s.append(time.monotonic() - before_s)
+    assert 0.0002 <= min(took_s) < 0.001
+    assert await_readable(pipe[:files], -1.0) == []
+    for file in pipe:
+        os.close(file)
+
+
+def test_a_signal_does_not_end_the_wait() -> None:
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(time.monotonic()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        begun_s = time.monotonic()
+        assert await_readable([], 0.1) == []
+        assert seen and time.monotonic() - begun_s >= 0.1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_files_may_have_numbers_that_select_cannot_name() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    pipe = os.pipe()
+    high = 1500
+    try:
+        os.dup2(pipe[0], high)
+        os.write(pipe[1], b".")
+        assert await_readable([high], 10.0) == [high]
+    finally:
+        for file in (*pipe, high):
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_nothing_in_deploy_uses_select() -> None:
+    for path in Path(deploy.__path__[0]).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+        assert "select.select(" not in text, path
+        assert not any(node.attr == "select" for node in calls), path
