@@ -43,7 +43,6 @@ REQUIRED_FIELDS = {
     "features": int,
     "actions": list,
     "job_work_s": dict,
-    "steps": int,
 }
 """What metadata must say, and of which type."""
 
@@ -215,7 +214,8 @@ def _check_metadata(path: Path, metadata: Any) -> None:
     work = metadata["job_work_s"].values()
     if not all(type(one) in (int, float) and 0.0 < one < math.inf for one in work):
         raise InputError(f"{path}: its metadata's job_work_s are not seconds")
-    if not 0 <= metadata["steps"] < MAX_STEPS:
+    steps = metadata.setdefault("steps", 0)  # a network that was not trained here has none
+    if type(steps) is not int or not 0 <= steps < MAX_STEPS:
         raise InputError(f"{path}: its metadata's steps are not a number of decisions")
 
 
