@@ -32,6 +32,7 @@ from deploy.safety.guardian import Guardian
 from deploy.safety.restore import undo
 from deploy.settings import Settings
 from env.allocation import Allocation
+from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -164,7 +165,11 @@ def _interval_log(parts: Parts, path: Path) -> Iterator["IntervalLog | None"]:
         return
     from deploy.load.probe import IntervalLog
 
-    with contextlib.closing(LineFile.at(path, parts.recorder.disk)) as rows:
+    try:
+        lines = LineFile.at(path, parts.recorder.disk)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written to: {error.strerror}") from error
+    with contextlib.closing(lines) as rows:
         yield IntervalLog(probe, rows, parts.scenario.load.interval_s)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploy.linux.own_folder import OwnFolder
 from deploy.linux.service_process import Identity
 from deploy.records.proof import prepare
 from env.errors import InputError
@@ -100,12 +101,9 @@ class StateFolder:
 
     def __init__(self, path: Path):
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = path.lstat()  # a link is open to others
+            OwnFolder(path, closed=True).close()
         except OSError as error:
             raise InputError(f"{path}: cannot hold the state: {error.strerror}") from error
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise InputError(f"{path}: must be yours, closed to others (mode 0700), no link")
         self.path = path.resolve()
         self._lock = -1
 
