@@ -121,7 +121,7 @@ def assembled(
         stack.callback(sensor.close)
         service = find_service(sensor, settings, state.started_s)
         if not settings.dry_run:
-            stack.enter_context(claim(service))
+            stack.enter_context(claim())
         cpi = None
         if policy is not None and policy.needs_cpi:
             cpi = cpi_sensor(policy.name, service, time.monotonic() - state.started_s)

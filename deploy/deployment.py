@@ -26,7 +26,7 @@ from deploy.loop.dry_run import DryActuator
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
 from deploy.records.recorder import LOAD_FILE, Event
-from deploy.records.state import State, StateFolder
+from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
 from deploy.safety.guardian import Guardian
 from deploy.safety.restore import undo
@@ -111,6 +111,11 @@ def restore(settings: Settings) -> int:
     """
     folder = StateFolder(settings.folder)
     folder.lock()
+    with claim():
+        return _restore(settings, folder)
+
+
+def _restore(settings: Settings, folder: StateFolder) -> int:
     state = folder.load()
     if state is None:
         print(f"nothing to restore in {folder.path}")

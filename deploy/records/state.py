@@ -10,13 +10,12 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploy.linux.machine_lock import MachineLock, runtime_folder
 from deploy.linux.own_folder import OwnFolder
-from deploy.linux.service_process import Identity
 from deploy.records.proof import prepare
 from env.errors import InputError
 
@@ -205,21 +204,20 @@ def read_state(folder: Path) -> State | None:
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
 
-def claim(who: Identity) -> socket.socket:
+def claim() -> MachineLock:
     """
-    Keep two loops off the same memcached, whatever their state folders.
+    Keep two loops off this machine, whatever their state folders and memcached's process.
 
-    :param who: memcached
-    :return: keep it: the claim ends with it
-    :raises InputError: if another loop has it
+    :return: close it: the claim ends with it
+    :raises InputError: if another loop has it, or the lock's folder is not ours
     """
-    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        mark.bind(f"\0coretide-{who.pid}-{who.started}")
+        return MachineLock()
+    except BlockingIOError as error:
+        raise InputError("another loop steers this machine already") from error
     except OSError as error:
-        mark.close()
-        raise InputError(f"memcached {who.pid}: another loop steers it already") from error
-    return mark
+        where = runtime_folder()
+        raise InputError(f"{where}: cannot hold the machine's lock: {error.strerror}") from error
 
 
 def _from_json(content: dict[str, Any]) -> State:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.linux import machine_lock
 from deploy.linux.helpers import helper_command
 from deploy.records import terminal
 from deploy.safety.watchdog import Watchdog
@@ -131,7 +132,9 @@ def _guard(reader: int) -> None:
 
     def taken_over(wait_s: float) -> bool:
         time.sleep(wait_s)  # the kernel may still be at closing what the loop had open
-        return wait_s > 0.0 and _is_claimed(state_file)
+        with contextlib.suppress(OSError):
+            return wait_s > 0.0 and machine_lock.is_taken()
+        return False
 
     patience_s: float | None = SILENCE_S
     while True:
@@ -295,17 +298,6 @@ def _started(pid: int | str) -> int:
     except OSError:
         return -1
     return int(text.rpartition(")")[2].split()[19])
-
-
-def _is_claimed(state_file: Path) -> bool:
-    """Whether another loop steers memcached by now, see `deploy.records.state.claim`."""
-    try:
-        service = json.loads(state_file.read_text(encoding="utf-8"))["service"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-            claim.connect(f"\0coretide-{service['pid']}-{service['started']}")
-    except (OSError, ValueError, TypeError):
-        return False
-    return True
 
 
 def _say(line: str) -> None:

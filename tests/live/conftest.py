@@ -90,7 +90,7 @@ def scenario_file(tmp_path: Path) -> Callable[..., Path]:
                 {
                     "name": name,
                     "image": images.STRESS_IMAGE,
-                    "command": command,
+                    "command": list(command),  # else YAML would have an alias
                     "threads": [1, 2],
                     "memory_mib": 256,
                 }
