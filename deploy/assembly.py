@@ -31,9 +31,9 @@ from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.loop.actuator import Actuator
 from deploy.loop.live_machine import Actuation, LiveMachine
 from deploy.records.recorder import SCHEDULER, Event, Recorder, set_aside
-from deploy.records.state import STATE_FILE, State, StateFolder, claim
+from deploy.records.state import STATE_FILE, State, StateFolder, as_json, claim
 from deploy.safety.guardian import Guardian, make_safe
-from deploy.safety.restore import undo
+from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
 from env.errors import InputError
 from env.scenario import Scenario
@@ -227,14 +227,18 @@ def end(
     :return: what could not be undone, one line each
     """
     if leave:
-        _, faults = make_safe(folder.path / STATE_FILE)
+        _, faults = make_safe(as_json(state))
+        try:
+            folder.save(state)
+        except OSError as error:
+            faults.append(f"the state is not written, --resume has an older one: {error}")
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
         return faults
     faults = undo(state, folder, runtime, hierarchy)
     for fault in faults:
         recorder.event("custom", SCHEDULER, detail=fault)
     if not faults:
-        recorder.event("custom", SCHEDULER, detail="the machine is as it was found")
+        recorder.event("custom", SCHEDULER, detail=in_words(state))
         folder.clear()
     return faults
 

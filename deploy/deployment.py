@@ -29,7 +29,7 @@ from deploy.records.recorder import LOAD_FILE, Event
 from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
 from deploy.safety.guardian import Guardian
-from deploy.safety.restore import undo
+from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
 from env.allocation import Allocation
 from env.errors import InputError
@@ -127,7 +127,7 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
     if faults:
         return EXIT_FAILED
     folder.clear()
-    print("memcached has its vCPUs back, no job is left, nothing is paused")
+    print(f"{in_words(state)}: no job is left, nothing is paused")
     return EXIT_OK
 
 

@@ -152,7 +152,7 @@ class StateFolder:
         :raises OSError: if the disk refuses it
         """
         new = self.path / f"{STATE_FILE}.new"
-        new.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        new.write_text(json.dumps(as_json(state)), encoding="utf-8")
         new.replace(self.path / STATE_FILE)
 
     def clear(self) -> None:
@@ -183,6 +183,16 @@ class StateFolder:
     def _remove_attempts(self) -> None:
         for folder in self.attempt_folders():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_json(state: State) -> dict[str, Any]:
+    """
+    What the state file holds.
+
+    :param state: the deployment
+    """
+    content: dict[str, Any] = json.loads(json.dumps(asdict(state)))  # keys become text
+    return content
 
 
 def read_state(folder: Path) -> State | None:

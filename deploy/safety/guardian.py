@@ -121,11 +121,38 @@ def launch() -> Guardian:
     return Guardian(pid, writer)
 
 
+class LastState:
+    """
+    What the state file says, or what it said when it could last be read: its disk may go away.
+
+    :param path: see `deploy.records.state`
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._version: tuple[int, int] | None = None
+        self.content: dict[str, Any] | None = None
+        self.trouble = ""
+
+    def look(self) -> None:
+        """Read the file if it is another one than before."""
+        try:
+            found = self._path.stat()
+            version = (found.st_ino, found.st_mtime_ns)
+            if version != self._version:
+                self.content = json.loads(self._path.read_text(encoding="utf-8"))
+                self._version = version
+            self.trouble = ""
+        except (OSError, ValueError) as error:
+            self.trouble = f"{self._path} cannot be read: {error}"
+
+
 def _guard(reader: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     state_file = _first_line(reader)
     if state_file is None:
         return
+    state = LastState(state_file)
 
     def beats(wait_s: float) -> bool:
         return bool(select.select([reader], [], [], wait_s)[0])
@@ -138,31 +165,36 @@ def _guard(reader: int) -> None:
 
     patience_s: float | None = SILENCE_S
     while True:
+        state.look()
         ready, _, _ = select.select([reader], [], [], patience_s)
         message = os.read(reader, 4096) if ready else b""
         if STOP in message:
             return
         if ready and not message:
-            _rescue("the loop is gone", state_file, taken_over)
+            _rescue("the loop is gone", state, taken_over)
             return
         if not ready:
-            _rescue("the loop is silent", state_file, beats)
+            _rescue("the loop is silent", state, beats)
         patience_s = SILENCE_S if ready else None
 
 
-def _rescue(why: str, state_file: Path, back: Callable[[float], bool]) -> None:
+def _rescue(why: str, state: LastState, back: Callable[[float], bool]) -> None:
     """
     Make the machine safe, and try for a while what cannot be done at once.
 
     :param why: said, once all was tried
-    :param state_file: see `deploy.records.state`
+    :param state: what is to be made safe
     :param back: waits for at most that long [s] and says whether a loop is back
     """
     said: list[str] = []
     pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S
     while True:
-        done, faults = make_safe(state_file, lambda: back(0.0))
-        for line in (why, *done, *faults):
+        state.look()
+        lines, faults = [why, state.trouble], ["it is not known what to make safe"]
+        if state.content is not None:
+            done, faults = make_safe(state.content, lambda: back(0.0))
+            lines += done
+        for line in filter(None, (*lines, *faults)):
             if line not in said:
                 said.append(line)
                 _say(line)
@@ -182,78 +214,89 @@ def _first_line(reader: int) -> Path | None:
 
 
 def make_safe(
-    state_file: Path, back: Callable[[], bool] = lambda: False
+    state: dict[str, Any], back: Callable[[], bool] = lambda: False
 ) -> tuple[list[str], list[str]]:
     """
     Give memcached its vCPUs back, let the jobs yield to it, let paused jobs run.
 
-    :param state_file: see `deploy.records.state`
+    :param state: what the state file holds, see `deploy.records.state`
     :param back: asked before each step; a loop that is back is left the rest to
-    :return: what was done, and what could not be, one line each
+    :return: what was done, or was found to be gone, and what could not be done, one line each
     """
     done: list[str] = []
     faults: list[str] = []
-    try:
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return [f"nothing to make safe: {state_file}: {error}"], faults
-    for what, step in _steps(state):
+    for whose, what, step in _steps(state):
         if back():
             break
         try:
-            step()
-            done.append(what)
+            done.append(f"{whose} {what}" if step() else f"{whose} is gone")
         except (OSError, ValueError, KeyError) as error:
-            faults.append(f"not done: {what}: {error}")
+            faults.append(f"not done: {whose} {what}: {error}")
     return done, faults
 
 
-def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What takes no time comes first: Docker may hang."""
-    yield "memcached has its vCPUs back", partial(_free_service, state["service"])
+def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]]]:
+    """Who is to do what, and what says whether that was read back: False if who it is is gone."""
+    # What takes no time comes first: Docker may hang.
+    service = state["service"]
+    if service is not None:
+        yield "memcached", "has its vCPUs back", partial(_free_service, service)
     jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
     for name, job in jobs:
         if job["weight_file"] or job["key"]:  # a first start that is under way has no key yet
-            yield f"{name} yields", partial(_yield, state, job)
+            yield name, "yields", partial(_yield, state, job)
     for name, job in jobs:
         if job["key"]:
-            yield f"{name} runs", partial(_resume, state, job)
+            yield name, "runs", partial(_resume, state, job)
 
 
-def _free_service(service: dict[str, Any] | None) -> None:
-    if service is None or _started(service["pid"]) != service["started"]:
-        return
-    had = service["affinity"]
-    for thread in _listed(f"/proc/{service['pid']}/task"):
-        cores = had.get(str(thread), had.get(str(service["pid"])))
+def _free_service(service: dict[str, Any]) -> bool:
+    pid, had = service["pid"], service["affinity"]
+    if _started(pid) != service["started"]:
+        return False
+    common: list[int] = had.get(str(pid)) or next(iter(had.values()), [])
+    for thread in _threads(pid):
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, cores)
+            os.sched_setaffinity(thread, had.get(str(thread), common))
+    for thread in _threads(pid):
+        with contextlib.suppress(ProcessLookupError):
+            now, wanted = os.sched_getaffinity(thread), set(had.get(str(thread), common))
+            if now != wanted:
+                raise OSError(f"thread {thread} has {sorted(now)}, not {sorted(wanted)}")
+    return True
 
 
-def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
+def _yield(state: dict[str, Any], job: dict[str, Any]) -> bool:
     if job["weight_file"]:
         weight = Path(job["weight_file"])
         idle = weight.with_name(IDLE)
         file, value = (idle, 1) if idle.exists() else (weight, state["background"])
-        with contextlib.suppress(FileNotFoundError):  # its group is gone
+        try:
             file.write_text(str(value), encoding="utf-8")
-        return
-    for pid in _processes(job):
+            now = int(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # its group is gone
+            return False
+        if now != value:
+            raise OSError(f"{file} holds {now}, not {value}")
+        return True
+    pids = _processes(job)
+    for pid in pids:
         with contextlib.suppress(OSError):  # see `deploy.jobs.placement.SESSION_NICE`
             Path(f"/proc/{pid}/autogroup").write_text("19", encoding="utf-8")
-        with contextlib.suppress(FileNotFoundError):
-            for thread in _listed(f"/proc/{pid}/task"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        for thread in _threads(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    return bool(pids)
 
 
-def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
+def _resume(state: dict[str, Any], job: dict[str, Any]) -> bool:
     if state["runtime"] == "docker":
-        _unpause(state["docker"], job["key"])
-        return
-    for pid in _processes(job):
+        return _unpause(state["docker"], job["key"])
+    pids = _processes(job)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+    return bool(pids)
 
 
 def _processes(job: dict[str, Any]) -> list[int]:
@@ -278,7 +321,14 @@ def _listed(folder: str) -> list[int]:
     return [int(path.name) for path in Path(folder).iterdir() if path.name.isdigit()]
 
 
-def _unpause(url: str, container: str) -> None:
+def _threads(pid: int) -> list[int]:
+    """The threads of a process; none if it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return _listed(f"/proc/{pid}/task")
+    return []
+
+
+def _unpause(url: str, container: str) -> bool:
     """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
     request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as connection:
@@ -289,6 +339,7 @@ def _unpause(url: str, container: str) -> None:
     status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"
     if status >= 400 and "not paused" not in answer and status != 404:
         raise OSError(f"Docker: {answer.splitlines()[-1]}")
+    return status != 404
 
 
 def _started(pid: int | str) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +49,8 @@ def guard(tmp_path):
         process.kill()
         process.wait()
         process.stdin.close()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 @pytest.fixture
@@ -153,6 +158,55 @@ def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_pa
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
     assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+
+
+def has_read(process):
+    """Whether a guardian has read all that it was told, and the state before that."""
+    unread = fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, struct.pack("i", 0))
+    return unread == struct.pack("i", 0)
+
+
+@pytest.mark.parametrize("instead", [None, "{", "a folder"])
+def test_a_state_that_can_no_longer_be_read_is_remembered(guard, server, tmp_path, instead):
+    before = set(service_process.affinities(server.pid).values())
+    process = guard(state_of(tmp_path, service=pinned(server)), subprocess.PIPE)
+    wait_until(lambda: has_read(process), 10.0 * PATIENCE)
+    file = tmp_path / "state" / STATE_FILE
+    file.unlink()
+    if instead == "a folder":
+        file.mkdir()
+    elif instead:
+        file.write_text(instead)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    assert set(service_process.affinities(server.pid).values()) == before
+    said = process.stderr.read().decode()
+    assert f"{STATE_FILE} cannot be read" in said
+    assert "memcached has its vCPUs back" in said
+
+
+def test_a_state_that_was_never_read_is_said_to_be_unknown(guard, tmp_path, monkeypatch):
+    state = state_of(tmp_path)
+    monkeypatch.setattr(StateFolder, "save", lambda folder, state: None)
+    process = guard(state, subprocess.PIPE)
+    process.stdin.close()
+    said = ""
+    while "not known" not in said:
+        line = process.stderr.readline().decode()
+        assert line
+        said += line
+    assert f"{STATE_FILE} cannot be read" in said
+
+
+def test_nothing_that_is_gone_is_said_to_be_restored(guard, server, tmp_path):
+    state = state_of(tmp_path, service=replace(pinned(server), started=-1), runtime="process")
+    state.jobs["a"] = JobRecord(1, key="1-0", weight_file=str(tmp_path / "nowhere" / "cpu.weight"))
+    process = guard(state, subprocess.PIPE)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    said = process.stderr.read().decode()
+    assert "memcached is gone" in said and "a is gone" in said
+    assert "back" not in said and "yields" not in said
 
 
 def test_a_first_start_that_is_under_way_yields_too(guard, tmp_path):
