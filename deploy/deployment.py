@@ -16,12 +16,17 @@ from agents.policy import Policy
 from deploy.assembly import (
     Parts,
     assembled,
+    docker_address,
+    find_service,
     make_runtime,
     require_vcpus,
     steered,
     usable_hierarchy,
 )
+from deploy.linux import service_process
+from deploy.linux.cgroups import Hierarchy
 from deploy.linux.helpers import helper_command
+from deploy.linux.sensors import ServiceSensor
 from deploy.loop.dry_run import DryActuator
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
@@ -116,11 +121,13 @@ def restore(settings: Settings) -> int:
 
 
 def _restore(settings: Settings, folder: StateFolder) -> int:
-    state = folder.load()
-    if state is None:
-        print(f"nothing to restore in {folder.path}")
-        return EXIT_OK
     hierarchy = usable_hierarchy()
+    try:
+        state = folder.load()
+    except InputError as error:
+        return _restore_lost(settings, folder, hierarchy, str(error))
+    if state is None:
+        return _restore_lost(settings, folder, hierarchy, "")
     faults = undo(state, folder, make_runtime(state, hierarchy), hierarchy)
     for fault in faults:
         complain(fault)
@@ -129,6 +136,41 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
     folder.clear()
     print(f"{in_words(state)}: no job is left, nothing is paused")
     return EXIT_OK
+
+
+def _restore_lost(
+    settings: Settings, folder: StateFolder, hierarchy: Hierarchy | None, trouble: str
+) -> int:
+    """Undo what can be found without the state, and say what cannot be known; never success."""
+    from deploy.safety import leftovers  # late: few need it
+
+    docker = ""
+    with contextlib.suppress(InputError):  # no deployment can have run with such an address
+        docker = docker_address(settings)
+    found = leftovers.find(folder, hierarchy, docker)
+    if not (trouble or found.nonces or found.unknown):
+        print(f"nothing to restore in {folder.path}")
+        return EXIT_OK
+    complain(trouble or f"{folder.path}: the state is gone")
+    faults = [*found.unknown, *leftovers.end(found, folder, hierarchy, docker)]
+    for fault in faults:
+        complain(fault)
+    if found.nonces and not faults:
+        complain(f"jobs of {', '.join(found.nonces)} were ended, their control groups removed")
+    complain(f"which vCPUs memcached had before is not known; {_where_memcached_is(settings)}")
+    if not faults:
+        folder.set_aside()
+    return EXIT_FAILED
+
+
+def _where_memcached_is(settings: Settings) -> str:
+    with contextlib.closing(ServiceSensor(settings.host, settings.port)) as sensor:
+        try:
+            who = find_service(sensor, settings, time.monotonic())
+            held = set().union(*service_process.affinities(who.pid).values())
+        except (InputError, OSError) as error:
+            return str(error)
+    return f"process {who.pid} has {','.join(map(str, sorted(held)))}, `taskset -acp` changes that"
 
 
 def _settle_memory() -> None:

@@ -19,7 +19,7 @@ from deploy.linux.own_folder import OwnFolder
 from deploy.records.proof import prepare
 from env.errors import InputError
 
-STATE_FILE, LOCK_FILE = "state.json", "lock"
+STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -161,6 +161,12 @@ class StateFolder:
         with contextlib.suppress(FileNotFoundError):
             (self.path / STATE_FILE).unlink()
 
+    def set_aside(self) -> None:
+        """Keep a state that cannot be read for whoever wants to look at it, and forget it."""
+        with contextlib.suppress(OSError):
+            (self.path / STATE_FILE).replace(self.path / LOST_FILE)
+        self._remove_attempts()
+
     def attempt_folder(self, nonce: str, job: str, number: int) -> Path:
         """
         Where an attempt leaves its proof, which proves nothing to another deployment.
@@ -209,7 +215,7 @@ def read_state(folder: Path) -> State | None:
         state = _from_json(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
