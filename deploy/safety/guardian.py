@@ -22,6 +22,7 @@ from typing import Any
 
 from deploy.linux import machine_lock
 from deploy.linux.helpers import helper_command
+from deploy.linux.signals import STOPPING
 from deploy.records import terminal
 from deploy.safety.watchdog import Watchdog
 
@@ -148,7 +149,8 @@ class LastState:
 
 
 def _guard(reader: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:  # they are for the loop
+        signal.signal(number, signal.SIG_IGN)
     state_file = _first_line(reader)
     if state_file is None:
         return

@@ -125,7 +125,7 @@ def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
     assert report["reaction_ms"] == {"p50": None, "p99": None}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, groups_file, number):
     scenario = scenario_file(dedup=LONG, radix=LONG)
     run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
