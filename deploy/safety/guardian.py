@@ -2,18 +2,21 @@
 The guardian: a small process that makes the machine safe when the loop dies or hangs.
 
 It is forked before anything large is imported and needs the standard library alone. The loop tells
-it where the state is and then writes a beat every now and then. When the beats stop, it gives
-memcached back the vCPUs it had, lets the jobs yield to it, and lets paused jobs run: safe, and
-nothing is lost. A loop that was only late puts things right when it goes on.
+it where the state is and then writes a beat every now and then; where nobody reads the beats, the
+loop starts a new guardian. When the beats stop, the guardian gives memcached back the vCPUs it had,
+lets the jobs yield to it, and lets paused jobs run: safe, and nothing is lost. A loop that was only
+late puts things right when it goes on.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +32,13 @@ from deploy.safety.watchdog import Watchdog
 BEAT_EVERY_S = 0.1
 SILENCE_S = 0.6
 """With this silence the guardian acts; the promise is a safe machine within 1 s."""
+
+UNREAD_LIMIT_S = 5.0
+"""A guardian that has read no beat for so long is stuck: what it waits for takes 2 s at most."""
+
+REPLACE_EVERY_S = 1.0
+END_LIMIT_S, KILL_LIMIT_S = 3.0, 0.1
+"""How long a guardian's end is waited for: once it is dismissed, and once it is killed."""
 
 CALL_LIMIT_S = 2.0
 
@@ -46,7 +56,7 @@ STOP = b"q"
 
 class Guardian:
     """
-    The loop's side of the guardian.
+    The loop's side of the guardian. One that dies or does not answer is replaced.
 
     :param pid: the guardian's process id
     :param pipe: descriptor that the guardian's orders are written to
@@ -55,7 +65,9 @@ class Guardian:
     def __init__(self, pid: int, pipe: int):
         self.pid = pid
         self._pipe = pipe
-        self._beat_s = 0.0
+        self._beat_s = self._replaced_s = 0.0
+        self._unread_beats = 0
+        self._orders = b""
         self._watchdog = Watchdog()
 
     def watch(self, state_file: Path) -> None:
@@ -64,7 +76,8 @@ class Guardian:
 
         :param state_file: says what the guardian has to make safe
         """
-        self._write(f"{state_file}\n".encode())
+        self._orders = f"{state_file}\n".encode()
+        self._write(self._orders)
 
     def beat(self, now_s: float) -> None:
         """
@@ -72,17 +85,26 @@ class Guardian:
 
         :param now_s: since the run started [s]
         """
-        if now_s - self._beat_s >= BEAT_EVERY_S:
-            self._beat_s = now_s
-            self._write(b".")
-            self._watchdog.beat(now_s)
+        if now_s - self._beat_s < BEAT_EVERY_S:
+            return
+        self._beat_s = now_s
+        self._watchdog.beat(now_s)
+        self._unread_beats = self._unread_beats + 1 if self._has_unread() else 0
+        trouble = self._write(b".")
+        if self._unread_beats > UNREAD_LIMIT_S / BEAT_EVERY_S:
+            trouble = trouble or "does not answer"
+        if trouble and now_s - self._replaced_s >= REPLACE_EVERY_S:
+            self._replaced_s = now_s
+            self._replace(trouble)
 
     def stop(self) -> None:
         """Dismiss it: the loop has restored everything itself."""
         self._watchdog.stopping()
         self._write(STOP)
         self.close()
-        os.waitpid(self.pid, 0)
+        if not _has_ended(self.pid, END_LIMIT_S):
+            terminal.complain("the guardian does not end and is killed")
+            _kill(self.pid)
 
     def close(self) -> None:
         """Leave to it what was not restored, if there is anything; a second time does nothing."""
@@ -90,9 +112,50 @@ class Guardian:
             os.close(self._pipe)
             self._pipe = -1
 
-    def _write(self, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+    def _write(self, message: bytes) -> str:
+        """Write to it; what is wrong with it, empty if nothing is known to be."""
+        try:
             os.write(self._pipe, message)
+        except BrokenPipeError:
+            return "has died"
+        except BlockingIOError:
+            return "does not answer"
+        return ""
+
+    def _has_unread(self) -> bool:
+        """Whether there is something that it was told and has not read."""
+        return any(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))
+
+    def _replace(self, trouble: str) -> None:
+        """Have a new one watch; the loop goes on, and tries again, where none can be started."""
+        terminal.complain(f"the guardian {trouble}; a new one is started")
+        _kill(self.pid)
+        try:
+            pid, pipe = _start()
+        except OSError as error:
+            terminal.complain(f"no guardian can be started: {error.strerror}")
+            return
+        self.close()
+        self.pid, self._pipe, self._unread_beats = pid, pipe, 0
+        self._write(self._orders)
+
+
+def _has_ended(pid: int, limit_s: float) -> bool:
+    """Wait for the end of a child, not longer than a time [s]."""
+    give_up_s = time.monotonic() + limit_s
+    with contextlib.suppress(ChildProcessError):  # that was seen before
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.001)
+    return True
+
+
+def _kill(pid: int) -> None:
+    """End a child that does nothing by itself any more, unless that has been seen already."""
+    if not _has_ended(pid, 0.0):
+        os.kill(pid, signal.SIGKILL)
+        _has_ended(pid, KILL_LIMIT_S)
 
 
 def spawn() -> Guardian:
@@ -113,13 +176,27 @@ def spawn() -> Guardian:
 
 def launch() -> Guardian:
     """Start the guardian from a process that is large or has threads, which must not fork."""
+    return Guardian(*_start())
+
+
+def _start() -> tuple[int, int]:
+    """
+    A guardian that is no fork: its process id, and the pipe that its orders are written to.
+
+    :raises OSError: if the machine does not allow it
+    """
     reader, writer = os.pipe()
     command = helper_command("deploy.safety.guardian")
     orders = [(os.POSIX_SPAWN_DUP2, reader, 0)]
-    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
-    os.close(reader)
+    try:
+        pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
+    except OSError:
+        os.close(writer)
+        raise
+    finally:
+        os.close(reader)
     os.set_blocking(writer, False)
-    return Guardian(pid, writer)
+    return pid, writer
 
 
 class LastState:

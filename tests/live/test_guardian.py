@@ -27,6 +27,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import is_idle, job_groups_beside
 from deploy.linux.helpers import helper_command
 from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.safety import guardian
 from deploy.safety.restore import undo
 from deploy.settings import Settings
 from env.allocation import Weight
@@ -168,8 +169,12 @@ def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_pa
 
 def has_read(process):
     """Whether a guardian has read all that it was told, and the state before that."""
-    unread = fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, struct.pack("i", 0))
-    return unread == struct.pack("i", 0)
+    return not unread_by(process.stdin.fileno())
+
+
+def unread_by(pipe):
+    """How much of what was written to a pipe is still to be read."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
 @pytest.mark.parametrize("instead", [None, "{", "a folder"])
@@ -294,18 +299,108 @@ def test_it_is_told_of_the_docker_that_the_environment_names(scenario_file, tmp_
     assert begin_state(scenario, settings, folder).docker == "unix:///var/run/docker.sock"
 
 
+@pytest.fixture
+def launched(server, tmp_path):
+    """A guardian as a loop has one, which watches a memcached that was moved."""
+    folder = StateFolder(tmp_path / "state")
+    folder.save(state_of(tmp_path, service=pinned(server)))
+    watcher = guardian.launch()
+    watcher.watch(folder.path / STATE_FILE)
+    yield watcher
+    watcher.close()
+    guardian._kill(watcher.pid)
+
+
+def beat_until_replaced(watcher):
+    first, now_s = watcher.pid, 1.0
+    end_s = time.monotonic() + 10.0 * PATIENCE
+    while watcher.pid == first:
+        assert time.monotonic() < end_s
+        now_s += guardian.BEAT_EVERY_S
+        watcher.beat(now_s)
+        time.sleep(0.001)
+    return first
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_guardian_that_dies_or_is_stuck_is_replaced(launched, server, number, capfd):
+    everywhere = {tuple(sorted(os.sched_getaffinity(0)))}
+    os.kill(launched.pid, number)
+    os.waitid(os.P_PID, launched.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    first = beat_until_replaced(launched)
+    assert not Path(f"/proc/{first}").exists()
+    launched.close()  # as the loop's death does
+    wait_until(
+        lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
+    )
+    why = "has died" if number == signal.SIGKILL else "does not answer"
+    assert capfd.readouterr().err.count(f"the guardian {why}; a new one is started") == 1
+
+
+def test_a_guardian_that_cannot_be_replaced_is_tried_again(launched, monkeypatch, capfd):
+    os.kill(launched.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, launched.pid, os.WEXITED | os.WNOWAIT)
+    first = launched.pid
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_spawn", lambda *_, **__: os.open("/nowhere", os.O_RDONLY))
+        for now_s in range(1, 5):
+            launched.beat(float(now_s))
+    assert launched.pid == first
+    beat_until_replaced(launched)
+    assert "no guardian can be started: No such file" in capfd.readouterr().err
+
+
+def test_the_end_of_a_stuck_guardian_is_not_waited_for_long(launched, monkeypatch):
+    monkeypatch.setattr(guardian, "END_LIMIT_S", 0.1)
+    os.kill(launched.pid, signal.SIGSTOP)
+    begun_s = time.monotonic()
+    launched.stop()
+    assert time.monotonic() - begun_s < 2.0 * PATIENCE
+    assert not Path(f"/proc/{launched.pid}").exists()
+
+
+def test_a_guardian_that_reads_is_left_alone(launched):
+    first = launched.pid
+    for beats in range(200):
+        launched.beat(1.0 + beats * guardian.BEAT_EVERY_S)
+        wait_until(lambda: not unread_by(launched._pipe), 10.0 * PATIENCE)
+    assert launched.pid == first
+    launched.stop()
+
+
 # --- restoring without a state ---
+
+
+def guardian_of(run):
+    """The process id of a deployment's guardian: a fork of the loop."""
+    loop = run.process.pid
+    children = Path(f"/proc/{loop}/task/{loop}/children").read_text().split()
+    command = Path(f"/proc/{loop}/cmdline").read_bytes()
+    (found,) = (pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == command)
+    return int(found)
 
 
 def kill_with_guardian(run):
     """End the loop and its guardian at once, so that nobody makes anything safe."""
-    loop = run.process.pid
-    children = Path(f"/proc/{loop}/task/{loop}/children").read_text().split()
-    command = Path(f"/proc/{loop}/cmdline").read_bytes()
-    (guardian,) = (pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == command)
-    os.kill(loop, signal.SIGSTOP)
-    os.kill(int(guardian), signal.SIGKILL)
+    os.kill(run.process.pid, signal.SIGSTOP)
+    os.kill(guardian_of(run), signal.SIGKILL)
     run.kill()
+
+
+def test_a_loop_that_outlives_its_guardian_has_a_new_one(
+    deploy, server, scenario_file, groups_file
+):
+    jobs = {"dedup": ["sleep", "1000"], "radix": ["sleep", "1000"]}
+    options = ["--policy", str(groups_file), "--scenario", str(scenario_file(**jobs))]
+    run = deploy(*options, "--runtime", "process")
+    run.expect(r"memcached update_cores \[0\]$")
+    os.kill(guardian_of(run), signal.SIGKILL)
+    run.expect("the guardian has died; a new one is started")
+    run.kill()
+    everywhere = {tuple(sorted(os.sched_getaffinity(0)))}
+    wait_until(
+        lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
+    )
 
 
 def processes_of(run):

@@ -1,1 +1,1 @@
-"""The tests of `deploy/safety/`."""
+"""The tests of `deploy/loop/`."""
