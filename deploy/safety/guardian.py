@@ -128,16 +128,16 @@ class Guardian:
 
     def _replace(self, trouble: str) -> None:
         """Have a new one watch; the loop goes on, and tries again, where none can be started."""
-        terminal.complain(f"the guardian {trouble}; a new one is started")
         _kill(self.pid)
         try:
             pid, pipe = _start()
         except OSError as error:
-            terminal.complain(f"no guardian can be started: {error.strerror}")
+            terminal.complain(f"the guardian {trouble}; none can be started: {error.strerror}")
             return
         self.close()
         self.pid, self._pipe, self._unread_beats = pid, pipe, 0
         self._write(self._orders)
+        terminal.complain(f"the guardian {trouble}; a new one watches")
 
 
 def _has_ended(pid: int, limit_s: float) -> bool:

@@ -334,7 +334,7 @@ def test_a_guardian_that_dies_or_is_stuck_is_replaced(launched, server, number, 
         lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
     )
     why = "has died" if number == signal.SIGKILL else "does not answer"
-    assert capfd.readouterr().err.count(f"the guardian {why}; a new one is started") == 1
+    assert capfd.readouterr().err.count(f"the guardian {why}; a new one watches") == 1
 
 
 def test_a_guardian_that_cannot_be_replaced_is_tried_again(launched, monkeypatch, capfd):
@@ -347,7 +347,7 @@ def test_a_guardian_that_cannot_be_replaced_is_tried_again(launched, monkeypatch
             launched.beat(float(now_s))
     assert launched.pid == first
     beat_until_replaced(launched)
-    assert "no guardian can be started: No such file" in capfd.readouterr().err
+    assert "the guardian has died; none can be started: No such file" in capfd.readouterr().err
 
 
 def test_the_end_of_a_stuck_guardian_is_not_waited_for_long(launched, monkeypatch):
@@ -395,7 +395,7 @@ def test_a_loop_that_outlives_its_guardian_has_a_new_one(
     run = deploy(*options, "--runtime", "process")
     run.expect(r"memcached update_cores \[0\]$")
     os.kill(guardian_of(run), signal.SIGKILL)
-    run.expect("the guardian has died; a new one is started")
+    run.expect("the guardian has died; a new one watches")
     run.kill()
     everywhere = {tuple(sorted(os.sched_getaffinity(0)))}
     wait_until(
