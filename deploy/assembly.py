@@ -279,10 +279,13 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
     :param scenario: the problem
     :param settings: say whether to resume, and who runs the jobs
     :param folder: where the state is kept, locked
-    :raises InputError: if the folder holds one that has not ended, or none to resume, or if Docker
-        is where the guardian cannot reach it
+    :raises InputError: if the folder holds one that has not ended or cannot be read, or none to
+        resume, or if Docker is where the guardian cannot reach it
     """
-    left = folder.load()
+    try:
+        left = folder.load()
+    except InputError as error:
+        raise InputError(f"{error}; --restore ends what it has left") from error
     if settings.resume:
         if left is None:
             raise InputError(f"{folder.path}: no deployment to resume")

@@ -31,6 +31,7 @@ from deploy.safety import guardian
 from deploy.safety.restore import undo
 from deploy.settings import Settings
 from env.allocation import Weight
+from env.errors import InputError
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, needs_docker, needs_groups
 
@@ -297,6 +298,14 @@ def test_it_is_told_of_the_docker_that_the_environment_names(scenario_file, tmp_
     assert begin_state(scenario, settings, folder).docker == "unix:///somewhere/else.sock"
     monkeypatch.delenv("DOCKER_HOST")
     assert begin_state(scenario, settings, folder).docker == "unix:///var/run/docker.sock"
+
+
+def test_a_state_that_cannot_be_read_is_refused_with_the_way_out(scenario_file, tmp_path):
+    settings = Settings("127.0.0.1", 11211, "process", None, False, tmp_path, tmp_path)
+    folder = StateFolder(tmp_path / "state")
+    (folder.path / STATE_FILE).write_text('{"nonce"')
+    with pytest.raises(InputError, match=r"damaged .*; --restore ends what it has left"):
+        begin_state(load_scenario(scenario_file()), settings, folder)
 
 
 @pytest.fixture
