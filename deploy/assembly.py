@@ -31,9 +31,9 @@ from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.loop.actuator import Actuator
 from deploy.loop.live_machine import Actuation, LiveMachine
 from deploy.records.recorder import SCHEDULER, Event, Recorder, set_aside
-from deploy.records.state import STATE_FILE, State, StateFolder, claim
+from deploy.records.state import STATE_FILE, State, StateFolder, as_json, claim
 from deploy.safety.guardian import Guardian, make_safe
-from deploy.safety.restore import undo
+from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
 from env.errors import InputError
 from env.scenario import Scenario
@@ -121,7 +121,7 @@ def assembled(
         stack.callback(sensor.close)
         service = find_service(sensor, settings, state.started_s)
         if not settings.dry_run:
-            stack.enter_context(claim(service))
+            stack.enter_context(claim())
         cpi = None
         if policy is not None and policy.needs_cpi:
             cpi = cpi_sensor(policy.name, service, time.monotonic() - state.started_s)
@@ -227,14 +227,18 @@ def end(
     :return: what could not be undone, one line each
     """
     if leave:
-        _, faults = make_safe(folder.path / STATE_FILE)
+        _, faults = make_safe(as_json(state))
+        try:
+            folder.save(state)
+        except OSError as error:
+            faults.append(f"the state is not written, --resume has an older one: {error}")
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
         return faults
     faults = undo(state, folder, runtime, hierarchy)
     for fault in faults:
         recorder.event("custom", SCHEDULER, detail=fault)
     if not faults:
-        recorder.event("custom", SCHEDULER, detail="the machine is as it was found")
+        recorder.event("custom", SCHEDULER, detail=in_words(state))
         folder.clear()
     return faults
 
@@ -275,10 +279,13 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
     :param scenario: the problem
     :param settings: say whether to resume, and who runs the jobs
     :param folder: where the state is kept, locked
-    :raises InputError: if the folder holds one that has not ended, or none to resume, or if Docker
-        is where the guardian cannot reach it
+    :raises InputError: if the folder holds one that has not ended or cannot be read, or none to
+        resume, or if Docker is where the guardian cannot reach it
     """
-    left = folder.load()
+    try:
+        left = folder.load()
+    except InputError as error:
+        raise InputError(f"{error}; --restore ends what it has left") from error
     if settings.resume:
         if left is None:
             raise InputError(f"{folder.path}: no deployment to resume")

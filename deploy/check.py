@@ -123,7 +123,7 @@ def _service(
 def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
     what = "memcached's vCPUs"
     try:
-        with held(), claim(who):  # a loop that steers it would be overwritten
+        with held(), claim():  # a loop that steers it would be overwritten
             had = service_process.affinities(who.pid)
             try:
                 for cores in scenario.service.sets:

@@ -1,13 +1,13 @@
 """The command line of `deploy.py`."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import agents
 from deploy import deployment
+from deploy.linux.machine_lock import runtime_folder
 from deploy.safety.guardian import Guardian
 from deploy.settings import Settings
 from env.errors import exit_on_bad_input
@@ -49,7 +49,7 @@ def add_machine_options(command: argparse._ActionsContainer) -> None:
     add("--runtime", choices=["docker", "process"], default="docker", help="who runs the jobs")
     add("--docker", help="unix:///PATH of Docker (DOCKER_HOST, or Docker's own default)")
     add("--allow-privileged", action="store_true", help="give containers Docker's default rights")
-    add("--state", type=Path, default=state_folder(), help="folder of the state (%(default)s)")
+    add("--state", type=Path, default=runtime_folder(), help="folder of the state (%(default)s)")
 
 
 def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> Settings:
@@ -105,11 +105,3 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
         agents.warn(policy, scenario)
         return deployment.run(scenario, policy, settings, guardian)
     raise AssertionError("not reached")
-
-
-def state_folder() -> Path:
-    """A folder that a reboot empties: nothing of a deployment outlives it."""
-    if os.geteuid() == 0:
-        return Path("/run/coretide")
-    own = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(own) / "coretide" if own else Path(f"/tmp/coretide-{os.geteuid()}")

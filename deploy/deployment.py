@@ -16,22 +16,28 @@ from agents.policy import Policy
 from deploy.assembly import (
     Parts,
     assembled,
+    docker_address,
+    find_service,
     make_runtime,
     require_vcpus,
     steered,
     usable_hierarchy,
 )
+from deploy.linux import service_process
+from deploy.linux.cgroups import Hierarchy
 from deploy.linux.helpers import helper_command
+from deploy.linux.sensors import ServiceSensor
 from deploy.loop.dry_run import DryActuator
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
 from deploy.records.recorder import LOAD_FILE, Event
-from deploy.records.state import State, StateFolder
+from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
 from deploy.safety.guardian import Guardian
-from deploy.safety.restore import undo
+from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
 from env.allocation import Allocation
+from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -110,19 +116,61 @@ def restore(settings: Settings) -> int:
     """
     folder = StateFolder(settings.folder)
     folder.lock()
-    state = folder.load()
-    if state is None:
-        print(f"nothing to restore in {folder.path}")
-        return EXIT_OK
+    with claim():
+        return _restore(settings, folder)
+
+
+def _restore(settings: Settings, folder: StateFolder) -> int:
     hierarchy = usable_hierarchy()
+    try:
+        state = folder.load()
+    except InputError as error:
+        return _restore_lost(settings, folder, hierarchy, str(error))
+    if state is None:
+        return _restore_lost(settings, folder, hierarchy, "")
     faults = undo(state, folder, make_runtime(state, hierarchy), hierarchy)
     for fault in faults:
         complain(fault)
     if faults:
         return EXIT_FAILED
     folder.clear()
-    print("memcached has its vCPUs back, no job is left, nothing is paused")
+    print(f"{in_words(state)}: no job is left, nothing is paused")
     return EXIT_OK
+
+
+def _restore_lost(
+    settings: Settings, folder: StateFolder, hierarchy: Hierarchy | None, trouble: str
+) -> int:
+    """Undo what can be found without the state, and say what cannot be known; never success."""
+    from deploy.safety import leftovers  # late: few need it
+
+    docker = ""
+    with contextlib.suppress(InputError):  # no deployment can have run with such an address
+        docker = docker_address(settings)
+    found = leftovers.find(folder, hierarchy, docker)
+    if not (trouble or found.nonces or found.unknown):
+        print(f"nothing to restore in {folder.path}")
+        return EXIT_OK
+    complain(trouble or f"{folder.path}: the state is gone")
+    faults = [*found.unknown, *leftovers.end(found, folder, hierarchy, docker)]
+    for fault in faults:
+        complain(fault)
+    if found.nonces and not faults:
+        complain(f"jobs of {', '.join(found.nonces)} were ended, their control groups removed")
+    complain(f"which vCPUs memcached had before is not known; {_where_memcached_is(settings)}")
+    if not faults:
+        folder.set_aside()
+    return EXIT_FAILED
+
+
+def _where_memcached_is(settings: Settings) -> str:
+    with contextlib.closing(ServiceSensor(settings.host, settings.port)) as sensor:
+        try:
+            who = find_service(sensor, settings, time.monotonic())
+            held = set().union(*service_process.affinities(who.pid).values())
+        except (InputError, OSError) as error:
+            return str(error)
+    return f"process {who.pid} has {','.join(map(str, sorted(held)))}, `taskset -acp` changes that"
 
 
 def _settle_memory() -> None:
@@ -164,7 +212,11 @@ def _interval_log(parts: Parts, path: Path) -> Iterator["IntervalLog | None"]:
         return
     from deploy.load.probe import IntervalLog
 
-    with contextlib.closing(LineFile.at(path, parts.recorder.disk)) as rows:
+    try:
+        lines = LineFile.at(path, parts.recorder.disk)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written to: {error.strerror}") from error
+    with contextlib.closing(lines) as rows:
         yield IntervalLog(probe, rows, parts.scenario.load.interval_s)
 
 

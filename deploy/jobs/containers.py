@@ -152,6 +152,8 @@ class DockerRuntime:
             for container in api.containers(all=True, filters=ours):
                 with contextlib.suppress(sdk().errors.NotFound):
                     api.remove_container(container["Id"], force=True, v=True)
+            if left := api.containers(all=True, filters=ours):
+                raise RuntimeUnavailableError(f"Docker has not removed {len(left)} containers")
 
     def _create(self, api: Any, attempt: Attempt, cores: tuple[int, ...]) -> Any:
         job, group = attempt.job, attempt.group

@@ -76,7 +76,7 @@ class JobContext:
             self.unsaved = False
         except OSError as error:
             if not self.unsaved:
-                self.note(SCHEDULER, f"state not written, no job is started: {error}")
+                self.note(SCHEDULER, f"state not written, nothing new is begun: {error}")
             self.unsaved = True
 
 
@@ -310,14 +310,19 @@ class JobRun:
         """
         Make the job's control group, where groups can be written.
 
-        :raises OSError: if the machine does not allow it
+        :raises OSError: if the machine does not allow it, or it cannot be written down first
         """
         if self._context.group_for is None or self._group is not None:
             return
         group = self._context.group_for(self.job.name)
-        self.record.group = str(group.path)
-        self.record.weight_file = str(group.weight_file)
-        self._context.save()  # what is made in part is removed, too
+        path, weight_file = str(group.path), str(group.weight_file)
+        before = self.record.group, self.record.weight_file
+        if before != (path, weight_file):
+            self.record.group, self.record.weight_file = path, weight_file
+            self._context.save()  # what is made in part is removed, too
+            if self._context.unsaved:
+                self.record.group, self.record.weight_file = before
+                raise OSError("the state cannot be written")
         group.create()
         self._group = group
 

@@ -233,7 +233,7 @@ class ProcessRuntime:
 
     def remove(self, instance: Instance) -> None:
         """See `Runtime.remove`."""
-        _kill_all(lambda: self._members(instance))
+        kill_all(lambda: self._members(instance))
         child = self._children.pop(instance.pid, None)
         if child is not None:
             child.wait()
@@ -252,10 +252,13 @@ class ProcessRuntime:
 
     def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
         """See `Runtime.sweep`."""
+        left: list[int] = []
         for pid in {pid for folder in folders if (pid := _recorded_pid(folder))}:
-            _kill_all(partial(session_members, pid))
+            left += kill_all(partial(session_members, pid))
         for group in groups:
-            _kill_all(partial(members, group.hierarchy, group.path))
+            left += kill_all(partial(members, group.hierarchy, group.path))
+        if left:
+            raise RuntimeUnavailableError(f"processes that cannot be killed: {left}")
         for child in self._children.values():
             child.wait()
         self._children.clear()
@@ -293,14 +296,20 @@ def _recorded_pid(folder: Path) -> int:
     return pid if ours else 0
 
 
-def _kill_all(find: Callable[[], list[int]]) -> None:
-    """Kill processes until there are none, or until it is clear that they cannot be killed."""
+def kill_all(find: Callable[[], list[int]]) -> list[int]:
+    """
+    Kill processes until there are none, or until it is clear that they cannot be killed.
+
+    :param find: lists them
+    :return: those that are left
+    """
     give_up_s = time.monotonic() + KILL_LIMIT_S
     while (pids := [pid for pid in find() if not _is_zombie(pid)]) and time.monotonic() < give_up_s:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+    return pids
 
 
 def _is_zombie(pid: int) -> bool:

@@ -69,6 +69,7 @@ class Actuator:
         self._service: service_process.Identity | None = None
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
+        self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
@@ -113,7 +114,7 @@ class Actuator:
         """
         if who == self._service:
             return
-        self._service, self._service_written = who, ()
+        self._service, self._service_written = None, ()
         known = self.state.service
         if known is None or (known.pid, known.started) != (who.pid, who.started):
             try:
@@ -122,7 +123,9 @@ class Actuator:
                 return
             self.state.service = ServiceRecord(who.pid, who.started, had)
             self._context.save()
+            self._service_unsaved = self._context.unsaved
             self._context.note(MEMCACHED, f"process {who.pid}")
+        self._service = who
         self._write_service(self._service_wanted)
 
     def apply(self, allocation: Allocation) -> None:
@@ -262,6 +265,9 @@ class Actuator:
     def _write_service(self, cores: tuple[int, ...]) -> None:
         if self._service is None or not cores or cores == self._service_written:
             return
+        if self._service_unsaved and self._context.unsaved:  # nobody could give its vCPUs back
+            return
+        self._service_unsaved = False
         if not service_process.is_alive(self._service):  # its number may be another's
             return
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agents.policy import Policy
+from deploy.linux.signals import STOPPING
 from deploy.loop.live_machine import LiveMachine
 from deploy.records.recorder import SCHEDULER, Recorder
 from deploy.safety.fallback import Fallback
@@ -132,14 +133,16 @@ class GuardedPolicy:
 
 
 class StopRequest:
-    """SIGINT and SIGTERM, noted instead of obeyed at once: everything ends in good order."""
+    """What asks us to end, noted instead of obeyed at once: everything ends in good order."""
 
     def __init__(self) -> None:
         self.number = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the terminal's end is not the run's
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from pathlib import Path
 
+from deploy.linux.own_folder import OwnFolder
 from deploy.records.terminal import complain
 
 KEPT_LINES = 20_000
@@ -68,9 +69,10 @@ class LineFile:
 
         :param path: the file
         :param disk: where the file is
-        :raises OSError: if it cannot be opened
+        :raises OSError: if it cannot be opened, or it or its folder is not ours
         """
-        lines = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), disk)
+        with OwnFolder(path.parent) as folder:
+            lines = cls(folder.open(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND), disk)
         size = lines.size
         if size > 0 and os.pread(lines._file, 1, size - 1) != b"\n":
             lines._waiting.append(b"\n")

@@ -10,15 +10,18 @@ once there is room: the loop goes on.
 
 import contextlib
 import csv
+import os
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import quote_plus, unquote_plus
 
+from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.records.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
 from env.errors import InputError
@@ -122,7 +125,7 @@ class Recorder:
     :param scenario: names the columns of the samples
     :param started_s: when the run started, on the monotonic clock [s]
     :param listener: is told every event, after it was written
-    :raises InputError: if the folder cannot be written to
+    :raises InputError: if the folder cannot be written to, or is not ours
     """
 
     def __init__(
@@ -137,13 +140,11 @@ class Recorder:
         self.disk = Disk(str(folder))
         self._listener = listener
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
             self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
             resumed = self._events.size > 0
             if not resumed:
-                problem = scenario.model_dump_json(indent=2)
-                (folder / SCENARIO_FILE).write_text(problem, encoding="utf-8")
+                write_own(folder / SCENARIO_FILE, scenario.model_dump_json(indent=2))
         except OSError as error:
             raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
         # Wall-clock time of the start. Only the monotonic clock counts from here on, so that
@@ -229,30 +230,35 @@ def set_aside(folder: Path) -> None:
     """
     Make room for a new run: what an earlier one has left goes to a folder named after its start.
 
-    A load that was written since belongs to the new run, and stays.
+    A load that was written since belongs to the new run, and stays, as does what is not ours.
 
     :param folder: of the records; nothing happens if it holds none
-    :raises InputError: if it cannot be written to
+    :raises InputError: if it cannot be written to, or is not ours
     """
-    log, load = folder / EVENTS_FILE, folder / LOAD_FILE
-    if not log.exists():
+    if not (folder / EVENTS_FILE).exists():
         return
-    ended_s = log.stat().st_mtime
-    files = [path for pattern in RUN_FILES for path in folder.glob(pattern)]
-    if load.exists() and load.stat().st_mtime <= ended_s:
-        files.append(load)
     try:
-        earlier = folder / _start_in_words(folder)
-        earlier.mkdir(exist_ok=True)
-        for path in files:
-            path.replace(earlier / path.name)
+        with OwnFolder(folder) as own:
+            with os.fdopen(own.open(EVENTS_FILE, os.O_RDONLY), encoding="utf-8") as log:
+                start, ended_s = log.readline(), os.fstat(log.fileno()).st_mtime
+            load = own.own_file(LOAD_FILE)
+            files = [name for name in own.names() if _is_of_run(name) and own.own_file(name)]
+            if load is not None and load.st_mtime <= ended_s:
+                files.append(LOAD_FILE)
+            with own.subfolder(_in_words(start)) as earlier:
+                for name in files:
+                    own.move(name, earlier)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written to: {error.strerror}") from error
 
 
-def _start_in_words(folder: Path) -> str:
+def _is_of_run(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in RUN_FILES)
+
+
+def _in_words(start: str) -> str:
     try:
-        return datetime.fromtimestamp(started_at_s(folder)).strftime("%Y-%m-%dT%H-%M-%S")
+        return datetime.fromtimestamp(_moment_s(start)).strftime("%Y-%m-%dT%H-%M-%S")
     except ValueError:  # not even its first line is whole
         return "earlier"
 
@@ -273,7 +279,12 @@ def started_at_s(folder: Path) -> float:
     :param folder: what the recorder wrote to
     """
     with (folder / EVENTS_FILE).open(encoding="utf-8") as log:
-        return datetime.fromisoformat(log.readline().split(" ")[0]).timestamp()
+        return _moment_s(log.readline())
+
+
+def _moment_s(line: str) -> float:
+    """When a line of the log was written [s of the epoch]; :raises ValueError: if it is cut."""
+    return datetime.fromisoformat(line.split(" ")[0]).timestamp()
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[Event]:

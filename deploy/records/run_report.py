@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import csv
 import importlib.util
+import io
 import json
 import math
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +30,7 @@ from typing import Any
 import jinja2
 
 from deploy.linux.helpers import helper_command
+from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.records import mcperf
 from deploy.records.recorder import (
     INTERVALS_FILE,
@@ -243,13 +247,14 @@ def write(
     """
     report = content(outcome, intervals, read_events(folder), scenario.service.slo_us)
     text = json.dumps(report, indent=2, allow_nan=False)
-    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
-    with (folder / INTERVALS_FILE).open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("start_s", "end_s", "target_qps", "qps", "p95_us"))
-        for row in intervals:
-            times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
-            table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
+    write_own(folder / REPORT_FILE, text + "\n")
+    lines = io.StringIO(newline="")
+    table = csv.writer(lines)
+    table.writerow(("start_s", "end_s", "target_qps", "qps", "p95_us"))
+    for row in intervals:
+        times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
+        table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
+    write_own(folder / INTERVALS_FILE, lines.getvalue())
     if illustrated:
         illustrate(folder, scenario, report)
     return report
@@ -292,7 +297,10 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> N
     :param folder: of the run's records
     :param scenario: the problem
     :param report: what `report.json` holds
+    :raises OSError: if the disk refuses it, or the folder or a picture in it is not ours
     """
+    with OwnFolder(folder) as own, contextlib.suppress(FileNotFoundError):
+        os.close(own.open(PICTURE_FILE, os.O_RDONLY))  # who draws it would follow a link
     picture = ""
     if _draw(folder):
         picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
@@ -310,7 +318,7 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> N
         events=[_in_words(event) for event in read_events(folder)],
         picture=picture,
     )
-    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
+    write_own(folder / PAGE_FILE, page)
 
 
 def _in_words(event: Event) -> tuple[float, str, str, str]:
@@ -349,7 +357,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
         report = read_report(arguments.folder)
-        illustrate(arguments.folder, scenario_of(arguments.folder), report)
+        try:
+            illustrate(arguments.folder, scenario_of(arguments.folder), report)
+        except OSError as error:
+            reason = f"cannot be written to: {error.strerror}"
+            raise InputError(f"{arguments.folder}: {reason}") from error
     print(arguments.folder / PAGE_FILE)
 
 

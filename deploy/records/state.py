@@ -10,16 +10,16 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.linux.service_process import Identity
+from deploy.linux.machine_lock import MachineLock, runtime_folder
+from deploy.linux.own_folder import OwnFolder
 from deploy.records.proof import prepare
 from env.errors import InputError
 
-STATE_FILE, LOCK_FILE = "state.json", "lock"
+STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -100,12 +100,9 @@ class StateFolder:
 
     def __init__(self, path: Path):
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = path.lstat()  # a link is open to others
+            OwnFolder(path, closed=True).close()
         except OSError as error:
             raise InputError(f"{path}: cannot hold the state: {error.strerror}") from error
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise InputError(f"{path}: must be yours, closed to others (mode 0700), no link")
         self.path = path.resolve()
         self._lock = -1
 
@@ -155,7 +152,7 @@ class StateFolder:
         :raises OSError: if the disk refuses it
         """
         new = self.path / f"{STATE_FILE}.new"
-        new.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        new.write_text(json.dumps(as_json(state)), encoding="utf-8")
         new.replace(self.path / STATE_FILE)
 
     def clear(self) -> None:
@@ -163,6 +160,12 @@ class StateFolder:
         self._remove_attempts()  # before the state: nothing is left that none speaks of
         with contextlib.suppress(FileNotFoundError):
             (self.path / STATE_FILE).unlink()
+
+    def set_aside(self) -> None:
+        """Keep a state that cannot be read for whoever wants to look at it, and forget it."""
+        with contextlib.suppress(OSError):
+            (self.path / STATE_FILE).replace(self.path / LOST_FILE)
+        self._remove_attempts()
 
     def attempt_folder(self, nonce: str, job: str, number: int) -> Path:
         """
@@ -188,6 +191,16 @@ class StateFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def as_json(state: State) -> dict[str, Any]:
+    """
+    What the state file holds.
+
+    :param state: the deployment
+    """
+    content: dict[str, Any] = json.loads(json.dumps(asdict(state)))  # keys become text
+    return content
+
+
 def read_state(folder: Path) -> State | None:
     """
     What a state file says.
@@ -202,26 +215,25 @@ def read_state(folder: Path) -> State | None:
         state = _from_json(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
 
-def claim(who: Identity) -> socket.socket:
+def claim() -> MachineLock:
     """
-    Keep two loops off the same memcached, whatever their state folders.
+    Keep two loops off this machine, whatever their state folders and memcached's process.
 
-    :param who: memcached
-    :return: keep it: the claim ends with it
-    :raises InputError: if another loop has it
+    :return: close it: the claim ends with it
+    :raises InputError: if another loop has it, or the lock's folder is not ours
     """
-    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        mark.bind(f"\0coretide-{who.pid}-{who.started}")
+        return MachineLock()
+    except BlockingIOError as error:
+        raise InputError("another loop steers this machine already") from error
     except OSError as error:
-        mark.close()
-        raise InputError(f"memcached {who.pid}: another loop steers it already") from error
-    return mark
+        where = runtime_folder()
+        raise InputError(f"{where}: cannot hold the machine's lock: {error.strerror}") from error
 
 
 def _from_json(content: dict[str, Any]) -> State:

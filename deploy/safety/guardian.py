@@ -2,31 +2,43 @@
 The guardian: a small process that makes the machine safe when the loop dies or hangs.
 
 It is forked before anything large is imported and needs the standard library alone. The loop tells
-it where the state is and then writes a beat every now and then. When the beats stop, it gives
-memcached back the vCPUs it had, lets the jobs yield to it, and lets paused jobs run: safe, and
-nothing is lost. A loop that was only late puts things right when it goes on.
+it where the state is and then writes a beat every now and then; where nobody reads the beats, the
+loop starts a new guardian. When the beats stop, the guardian gives memcached back the vCPUs it had,
+lets the jobs yield to it, and lets paused jobs run: safe, and nothing is lost. A loop that was only
+late puts things right when it goes on.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.linux import machine_lock
 from deploy.linux.helpers import helper_command
+from deploy.linux.signals import STOPPING
 from deploy.records import terminal
 from deploy.safety.watchdog import Watchdog
 
 BEAT_EVERY_S = 0.1
 SILENCE_S = 0.6
 """With this silence the guardian acts; the promise is a safe machine within 1 s."""
+
+UNREAD_LIMIT_S = 5.0
+"""A guardian that has read no beat for so long is stuck: what it waits for takes 2 s at most."""
+
+REPLACE_EVERY_S = 1.0
+END_LIMIT_S, KILL_LIMIT_S = 3.0, 0.1
+"""How long a guardian's end is waited for: once it is dismissed, and once it is killed."""
 
 CALL_LIMIT_S = 2.0
 
@@ -44,7 +56,7 @@ STOP = b"q"
 
 class Guardian:
     """
-    The loop's side of the guardian.
+    The loop's side of the guardian. One that dies or does not answer is replaced.
 
     :param pid: the guardian's process id
     :param pipe: descriptor that the guardian's orders are written to
@@ -53,7 +65,9 @@ class Guardian:
     def __init__(self, pid: int, pipe: int):
         self.pid = pid
         self._pipe = pipe
-        self._beat_s = 0.0
+        self._beat_s = self._replaced_s = 0.0
+        self._unread_beats = 0
+        self._orders = b""
         self._watchdog = Watchdog()
 
     def watch(self, state_file: Path) -> None:
@@ -62,7 +76,8 @@ class Guardian:
 
         :param state_file: says what the guardian has to make safe
         """
-        self._write(f"{state_file}\n".encode())
+        self._orders = f"{state_file}\n".encode()
+        self._write(self._orders)
 
     def beat(self, now_s: float) -> None:
         """
@@ -70,17 +85,26 @@ class Guardian:
 
         :param now_s: since the run started [s]
         """
-        if now_s - self._beat_s >= BEAT_EVERY_S:
-            self._beat_s = now_s
-            self._write(b".")
-            self._watchdog.beat(now_s)
+        if now_s - self._beat_s < BEAT_EVERY_S:
+            return
+        self._beat_s = now_s
+        self._watchdog.beat(now_s)
+        self._unread_beats = self._unread_beats + 1 if self._has_unread() else 0
+        trouble = self._write(b".")
+        if self._unread_beats > UNREAD_LIMIT_S / BEAT_EVERY_S:
+            trouble = trouble or "does not answer"
+        if trouble and now_s - self._replaced_s >= REPLACE_EVERY_S:
+            self._replaced_s = now_s
+            self._replace(trouble)
 
     def stop(self) -> None:
         """Dismiss it: the loop has restored everything itself."""
         self._watchdog.stopping()
         self._write(STOP)
         self.close()
-        os.waitpid(self.pid, 0)
+        if not _has_ended(self.pid, END_LIMIT_S):
+            terminal.complain("the guardian does not end and is killed")
+            _kill(self.pid)
 
     def close(self) -> None:
         """Leave to it what was not restored, if there is anything; a second time does nothing."""
@@ -88,9 +112,50 @@ class Guardian:
             os.close(self._pipe)
             self._pipe = -1
 
-    def _write(self, message: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+    def _write(self, message: bytes) -> str:
+        """Write to it; what is wrong with it, empty if nothing is known to be."""
+        try:
             os.write(self._pipe, message)
+        except BrokenPipeError:
+            return "has died"
+        except BlockingIOError:
+            return "does not answer"
+        return ""
+
+    def _has_unread(self) -> bool:
+        """Whether there is something that it was told and has not read."""
+        return any(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))
+
+    def _replace(self, trouble: str) -> None:
+        """Have a new one watch; the loop goes on, and tries again, where none can be started."""
+        _kill(self.pid)
+        try:
+            pid, pipe = _start()
+        except OSError as error:
+            terminal.complain(f"the guardian {trouble}; none can be started: {error.strerror}")
+            return
+        self.close()
+        self.pid, self._pipe, self._unread_beats = pid, pipe, 0
+        self._write(self._orders)
+        terminal.complain(f"the guardian {trouble}; a new one watches")
+
+
+def _has_ended(pid: int, limit_s: float) -> bool:
+    """Wait for the end of a child, not longer than a time [s]."""
+    give_up_s = time.monotonic() + limit_s
+    with contextlib.suppress(ChildProcessError):  # that was seen before
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.001)
+    return True
+
+
+def _kill(pid: int) -> None:
+    """End a child that does nothing by itself any more, unless that has been seen already."""
+    if not _has_ended(pid, 0.0):
+        os.kill(pid, signal.SIGKILL)
+        _has_ended(pid, KILL_LIMIT_S)
 
 
 def spawn() -> Guardian:
@@ -111,20 +176,62 @@ def spawn() -> Guardian:
 
 def launch() -> Guardian:
     """Start the guardian from a process that is large or has threads, which must not fork."""
+    return Guardian(*_start())
+
+
+def _start() -> tuple[int, int]:
+    """
+    A guardian that is no fork: its process id, and the pipe that its orders are written to.
+
+    :raises OSError: if the machine does not allow it
+    """
     reader, writer = os.pipe()
     command = helper_command("deploy.safety.guardian")
     orders = [(os.POSIX_SPAWN_DUP2, reader, 0)]
-    pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
-    os.close(reader)
+    try:
+        pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=orders, setsid=True)
+    except OSError:
+        os.close(writer)
+        raise
+    finally:
+        os.close(reader)
     os.set_blocking(writer, False)
-    return Guardian(pid, writer)
+    return pid, writer
+
+
+class LastState:
+    """
+    What the state file says, or what it said when it could last be read: its disk may go away.
+
+    :param path: see `deploy.records.state`
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._version: tuple[int, int] | None = None
+        self.content: dict[str, Any] | None = None
+        self.trouble = ""
+
+    def look(self) -> None:
+        """Read the file if it is another one than before."""
+        try:
+            found = self._path.stat()
+            version = (found.st_ino, found.st_mtime_ns)
+            if version != self._version:
+                self.content = json.loads(self._path.read_text(encoding="utf-8"))
+                self._version = version
+            self.trouble = ""
+        except (OSError, ValueError) as error:
+            self.trouble = f"{self._path} cannot be read: {error}"
 
 
 def _guard(reader: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:  # they are for the loop
+        signal.signal(number, signal.SIG_IGN)
     state_file = _first_line(reader)
     if state_file is None:
         return
+    state = LastState(state_file)
 
     ready_to_read = select.poll()
     ready_to_read.register(reader, select.POLLIN)
@@ -134,35 +241,42 @@ def _guard(reader: int) -> None:
 
     def taken_over(wait_s: float) -> bool:
         time.sleep(wait_s)  # the kernel may still be at closing what the loop had open
-        return wait_s > 0.0 and _is_claimed(state_file)
+        with contextlib.suppress(OSError):
+            return wait_s > 0.0 and machine_lock.is_taken()
+        return False
 
     patience_s: float | None = SILENCE_S
     while True:
+        state.look()
         ready = ready_to_read.poll(None if patience_s is None else 1e3 * patience_s)
         message = os.read(reader, 4096) if ready else b""
         if STOP in message:
             return
         if ready and not message:
-            _rescue("the loop is gone", state_file, taken_over)
+            _rescue("the loop is gone", state, taken_over)
             return
         if not ready:
-            _rescue("the loop is silent", state_file, beats)
+            _rescue("the loop is silent", state, beats)
         patience_s = SILENCE_S if ready else None
 
 
-def _rescue(why: str, state_file: Path, back: Callable[[float], bool]) -> None:
+def _rescue(why: str, state: LastState, back: Callable[[float], bool]) -> None:
     """
     Make the machine safe, and try for a while what cannot be done at once.
 
     :param why: said, once all was tried
-    :param state_file: see `deploy.records.state`
+    :param state: what is to be made safe
     :param back: waits for at most that long [s] and says whether a loop is back
     """
     said: list[str] = []
     pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S
     while True:
-        done, faults = make_safe(state_file, lambda: back(0.0))
-        for line in (why, *done, *faults):
+        state.look()
+        lines, faults = [why, state.trouble], ["it is not known what to make safe"]
+        if state.content is not None:
+            done, faults = make_safe(state.content, lambda: back(0.0))
+            lines += done
+        for line in filter(None, (*lines, *faults)):
             if line not in said:
                 said.append(line)
                 _say(line)
@@ -182,78 +296,89 @@ def _first_line(reader: int) -> Path | None:
 
 
 def make_safe(
-    state_file: Path, back: Callable[[], bool] = lambda: False
+    state: dict[str, Any], back: Callable[[], bool] = lambda: False
 ) -> tuple[list[str], list[str]]:
     """
     Give memcached its vCPUs back, let the jobs yield to it, let paused jobs run.
 
-    :param state_file: see `deploy.records.state`
+    :param state: what the state file holds, see `deploy.records.state`
     :param back: asked before each step; a loop that is back is left the rest to
-    :return: what was done, and what could not be, one line each
+    :return: what was done, or was found to be gone, and what could not be done, one line each
     """
     done: list[str] = []
     faults: list[str] = []
-    try:
-        state = json.loads(state_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return [f"nothing to make safe: {state_file}: {error}"], faults
-    for what, step in _steps(state):
+    for whose, what, step in _steps(state):
         if back():
             break
         try:
-            step()
-            done.append(what)
+            done.append(f"{whose} {what}" if step() else f"{whose} is gone")
         except (OSError, ValueError, KeyError) as error:
-            faults.append(f"not done: {what}: {error}")
+            faults.append(f"not done: {whose} {what}: {error}")
     return done, faults
 
 
-def _steps(state: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What takes no time comes first: Docker may hang."""
-    yield "memcached has its vCPUs back", partial(_free_service, state["service"])
+def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]]]:
+    """Who is to do what, and what says whether that was read back: False if who it is is gone."""
+    # What takes no time comes first: Docker may hang.
+    service = state["service"]
+    if service is not None:
+        yield "memcached", "has its vCPUs back", partial(_free_service, service)
     jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
     for name, job in jobs:
         if job["weight_file"] or job["key"]:  # a first start that is under way has no key yet
-            yield f"{name} yields", partial(_yield, state, job)
+            yield name, "yields", partial(_yield, state, job)
     for name, job in jobs:
         if job["key"]:
-            yield f"{name} runs", partial(_resume, state, job)
+            yield name, "runs", partial(_resume, state, job)
 
 
-def _free_service(service: dict[str, Any] | None) -> None:
-    if service is None or _started(service["pid"]) != service["started"]:
-        return
-    had = service["affinity"]
-    for thread in _listed(f"/proc/{service['pid']}/task"):
-        cores = had.get(str(thread), had.get(str(service["pid"])))
+def _free_service(service: dict[str, Any]) -> bool:
+    pid, had = service["pid"], service["affinity"]
+    if _started(pid) != service["started"]:
+        return False
+    common: list[int] = had.get(str(pid)) or next(iter(had.values()), [])
+    for thread in _threads(pid):
         with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, cores)
+            os.sched_setaffinity(thread, had.get(str(thread), common))
+    for thread in _threads(pid):
+        with contextlib.suppress(ProcessLookupError):
+            now, wanted = os.sched_getaffinity(thread), set(had.get(str(thread), common))
+            if now != wanted:
+                raise OSError(f"thread {thread} has {sorted(now)}, not {sorted(wanted)}")
+    return True
 
 
-def _yield(state: dict[str, Any], job: dict[str, Any]) -> None:
+def _yield(state: dict[str, Any], job: dict[str, Any]) -> bool:
     if job["weight_file"]:
         weight = Path(job["weight_file"])
         idle = weight.with_name(IDLE)
         file, value = (idle, 1) if idle.exists() else (weight, state["background"])
-        with contextlib.suppress(FileNotFoundError):  # its group is gone
+        try:
             file.write_text(str(value), encoding="utf-8")
-        return
-    for pid in _processes(job):
+            now = int(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # its group is gone
+            return False
+        if now != value:
+            raise OSError(f"{file} holds {now}, not {value}")
+        return True
+    pids = _processes(job)
+    for pid in pids:
         with contextlib.suppress(OSError):  # see `deploy.jobs.placement.SESSION_NICE`
             Path(f"/proc/{pid}/autogroup").write_text("19", encoding="utf-8")
-        with contextlib.suppress(FileNotFoundError):
-            for thread in _listed(f"/proc/{pid}/task"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        for thread in _threads(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    return bool(pids)
 
 
-def _resume(state: dict[str, Any], job: dict[str, Any]) -> None:
+def _resume(state: dict[str, Any], job: dict[str, Any]) -> bool:
     if state["runtime"] == "docker":
-        _unpause(state["docker"], job["key"])
-        return
-    for pid in _processes(job):
+        return _unpause(state["docker"], job["key"])
+    pids = _processes(job)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+    return bool(pids)
 
 
 def _processes(job: dict[str, Any]) -> list[int]:
@@ -278,7 +403,14 @@ def _listed(folder: str) -> list[int]:
     return [int(path.name) for path in Path(folder).iterdir() if path.name.isdigit()]
 
 
-def _unpause(url: str, container: str) -> None:
+def _threads(pid: int) -> list[int]:
+    """The threads of a process; none if it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return _listed(f"/proc/{pid}/task")
+    return []
+
+
+def _unpause(url: str, container: str) -> bool:
     """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
     request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as connection:
@@ -289,6 +421,7 @@ def _unpause(url: str, container: str) -> None:
     status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"
     if status >= 400 and "not paused" not in answer and status != 404:
         raise OSError(f"Docker: {answer.splitlines()[-1]}")
+    return status != 404
 
 
 def _started(pid: int | str) -> int:
@@ -298,17 +431,6 @@ def _started(pid: int | str) -> int:
     except OSError:
         return -1
     return int(text.rpartition(")")[2].split()[19])
-
-
-def _is_claimed(state_file: Path) -> bool:
-    """Whether another loop steers memcached by now, see `deploy.records.state.claim`."""
-    try:
-        service = json.loads(state_file.read_text(encoding="utf-8"))["service"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-            claim.connect(f"\0coretide-{service['pid']}-{service['started']}")
-    except (OSError, ValueError, TypeError):
-        return False
-    return True
 
 
 def _say(line: str) -> None:

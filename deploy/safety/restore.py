@@ -30,12 +30,26 @@ def undo(
         for record in state.jobs.values()
         if record.group and hierarchy is not None
     ]
+    if hierarchy is None and any(record.group for record in state.jobs.values()):
+        return ["nothing is undone: control groups cannot be reached by this user"]
     steps: list[Callable[[], str]] = [
         lambda: _restore_service(state),
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
     ]
     return [fault for step in steps if (fault := step())]
+
+
+def in_words(state: State) -> str:
+    """
+    What a deployment has left once all of it was undone.
+
+    :param state: what the loop did
+    """
+    record = state.service
+    if record is None or service_process.is_alive(Identity(record.pid, record.started)):
+        return "the machine is as it was found"
+    return f"memcached {record.pid} is gone; all else is as it was found"
 
 
 def _restore_service(state: State) -> str:
@@ -49,8 +63,9 @@ def _restore_service(state: State) -> str:
     except OSError as error:
         return f"memcached {who.pid} does not have its vCPUs back: {error}"
     for thread, cores in now.items():
-        if cores != record.affinity.get(thread, cores):
-            return f"memcached's thread {thread} has {cores}, not {record.affinity[thread]}"
+        wanted = record.affinity.get(thread, record.affinity.get(record.pid, cores))
+        if cores != wanted:
+            return f"memcached's thread {thread} has {cores}, not {wanted}"
     return ""
 
 

@@ -225,7 +225,7 @@ class Deployment:
             self._rest += part
         line, self._rest = self._rest.split(b"\n", 1)
         if not self.nonce:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 state = json.loads((self.state / "state.json").read_text(encoding="utf-8"))
                 self.nonce = state["nonce"]
         self.lines.append(line.decode(errors="replace"))

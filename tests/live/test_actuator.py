@@ -20,7 +20,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import JobGroup
 from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
 from deploy.records.recorder import Recorder
-from deploy.records.state import State, StateFolder
+from deploy.records.state import ServiceRecord, State, StateFolder
 from deploy.safety import restore
 from deploy.safety.restore import undo
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -79,6 +79,49 @@ def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_un
     faults = undo(state, folder, Forbidden(), usable_hierarchy())
     assert faults == ["jobs may be left: no"]
     assert not run._group.exists()
+
+
+def refuse(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_memcached_that_is_not_written_down_is_not_moved(actuator, server, monkeypatch):
+    before = service_process.affinities(server.pid)
+    with monkeypatch.context() as full:
+        full.setattr(StateFolder, "save", refuse)
+        actuator.apply(Allocation((0,), {}))
+        actuator.follow(service_process.identify(server.pid))
+        actuator.poll(now_s(actuator))
+        assert service_process.affinities(server.pid) == before
+    poll_until(actuator, lambda: set(service_process.affinities(server.pid).values()) == {(0,)})
+    assert actuator._context.folder.load().service.affinity == before
+
+
+@needs_groups
+def test_a_group_that_is_not_written_down_is_not_made(actuator, monkeypatch):
+    monkeypatch.setattr(StateFolder, "save", refuse)
+    dedup = actuator.jobs["dedup"]
+    with pytest.raises(OSError, match="the state cannot be written"):
+        dedup.make_group()
+    assert not actuator._context.group_for("dedup").exists()
+    assert dedup.record.group == ""
+
+
+def test_a_memcached_that_is_gone_is_not_said_to_have_its_vcpus_back(actuator):
+    state = actuator.state
+    state.service = ServiceRecord(os.getpid(), -1, {})
+    assert (
+        restore.in_words(state) == f"memcached {os.getpid()} is gone; all else is as it was found"
+    )
+    state.service = None
+
+
+@needs_groups
+def test_groups_that_cannot_be_reached_are_not_said_to_be_gone(actuator):
+    actuator.jobs["dedup"].make_group()
+    folder, state = actuator._context.folder, actuator.state
+    (fault,) = undo(state, folder, ProcessRuntime(), None)
+    assert "control groups cannot be reached" in fault
 
 
 @pytest.fixture

@@ -1,14 +1,24 @@
-"""The guardian as a process of its own, with a state of which no loop is left, or a silent one."""
+"""
+The guardian as a process of its own, with a state of which no loop is left, or a silent one; and
+`--restore` without any state: ours is found by its marks, and what is unknown is said.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import socket
+import struct
 import subprocess
+import termios
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import docker
 import pytest
 
 from deploy.assembly import begin_state, usable_hierarchy
@@ -17,11 +27,13 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import is_idle, job_groups_beside
 from deploy.linux.helpers import helper_command
 from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.safety import guardian
 from deploy.safety.restore import undo
 from deploy.settings import Settings
 from env.allocation import Weight
+from env.errors import InputError
 from env.scenario import load_scenario
-from tests.live.conftest import PATIENCE, needs_groups
+from tests.live.conftest import PATIENCE, needs_docker, needs_groups
 
 PROMISE_S = 1.0 * PATIENCE
 
@@ -45,6 +57,8 @@ def guard(tmp_path):
         process.kill()
         process.wait()
         process.stdin.close()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 @pytest.fixture
@@ -146,12 +160,65 @@ def test_a_loop_that_is_back_is_left_the_rest(guard, dockers, tmp_path):
 
 
 def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_path):
-    state = state_of(tmp_path, "a", service=pinned(server))  # there is no Docker
-    process = guard(state)
-    with claim(service_process.Identity(state.service.pid, state.service.started)):
+    service = replace(pinned(server), started=-1)  # memcached has been restarted since
+    process = guard(state_of(tmp_path, "a", service=service))  # there is no Docker
+    with claim():
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
     assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+
+
+def has_read(process):
+    """Whether a guardian has read all that it was told, and the state before that."""
+    return not unread_by(process.stdin.fileno())
+
+
+def unread_by(pipe):
+    """How much of what was written to a pipe is still to be read."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
+@pytest.mark.parametrize("instead", [None, "{", "a folder"])
+def test_a_state_that_can_no_longer_be_read_is_remembered(guard, server, tmp_path, instead):
+    before = set(service_process.affinities(server.pid).values())
+    process = guard(state_of(tmp_path, service=pinned(server)), subprocess.PIPE)
+    wait_until(lambda: has_read(process), 10.0 * PATIENCE)
+    file = tmp_path / "state" / STATE_FILE
+    file.unlink()
+    if instead == "a folder":
+        file.mkdir()
+    elif instead:
+        file.write_text(instead)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    assert set(service_process.affinities(server.pid).values()) == before
+    said = process.stderr.read().decode()
+    assert f"{STATE_FILE} cannot be read" in said
+    assert "memcached has its vCPUs back" in said
+
+
+def test_a_state_that_was_never_read_is_said_to_be_unknown(guard, tmp_path, monkeypatch):
+    state = state_of(tmp_path)
+    monkeypatch.setattr(StateFolder, "save", lambda folder, state: None)
+    process = guard(state, subprocess.PIPE)
+    process.stdin.close()
+    said = ""
+    while "not known" not in said:
+        line = process.stderr.readline().decode()
+        assert line
+        said += line
+    assert f"{STATE_FILE} cannot be read" in said
+
+
+def test_nothing_that_is_gone_is_said_to_be_restored(guard, server, tmp_path):
+    state = state_of(tmp_path, service=replace(pinned(server), started=-1), runtime="process")
+    state.jobs["a"] = JobRecord(1, key="1-0", weight_file=str(tmp_path / "nowhere" / "cpu.weight"))
+    process = guard(state, subprocess.PIPE)
+    process.stdin.close()
+    assert process.wait(10.0 * PATIENCE) == 0
+    said = process.stderr.read().decode()
+    assert "memcached is gone" in said and "a is gone" in said
+    assert "back" not in said and "yields" not in said
 
 
 def test_a_first_start_that_is_under_way_yields_too(guard, tmp_path):
@@ -231,3 +298,199 @@ def test_it_is_told_of_the_docker_that_the_environment_names(scenario_file, tmp_
     assert begin_state(scenario, settings, folder).docker == "unix:///somewhere/else.sock"
     monkeypatch.delenv("DOCKER_HOST")
     assert begin_state(scenario, settings, folder).docker == "unix:///var/run/docker.sock"
+
+
+def test_a_state_that_cannot_be_read_is_refused_with_the_way_out(scenario_file, tmp_path):
+    settings = Settings("127.0.0.1", 11211, "process", None, False, tmp_path, tmp_path)
+    folder = StateFolder(tmp_path / "state")
+    (folder.path / STATE_FILE).write_text('{"nonce"')
+    with pytest.raises(InputError, match=r"damaged .*; --restore ends what it has left"):
+        begin_state(load_scenario(scenario_file()), settings, folder)
+
+
+@pytest.fixture
+def launched(server, tmp_path):
+    """A guardian as a loop has one, which watches a memcached that was moved."""
+    folder = StateFolder(tmp_path / "state")
+    folder.save(state_of(tmp_path, service=pinned(server)))
+    watcher = guardian.launch()
+    watcher.watch(folder.path / STATE_FILE)
+    yield watcher
+    watcher.close()
+    guardian._kill(watcher.pid)
+
+
+def beat_until_replaced(watcher):
+    first, now_s = watcher.pid, 1.0
+    end_s = time.monotonic() + 10.0 * PATIENCE
+    while watcher.pid == first:
+        assert time.monotonic() < end_s
+        now_s += guardian.BEAT_EVERY_S
+        watcher.beat(now_s)
+        time.sleep(0.001)
+    return first
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_guardian_that_dies_or_is_stuck_is_replaced(launched, server, number, capfd):
+    everywhere = {tuple(sorted(os.sched_getaffinity(0)))}
+    os.kill(launched.pid, number)
+    os.waitid(os.P_PID, launched.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    first = beat_until_replaced(launched)
+    assert not Path(f"/proc/{first}").exists()
+    launched.close()  # as the loop's death does
+    wait_until(
+        lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
+    )
+    why = "has died" if number == signal.SIGKILL else "does not answer"
+    assert capfd.readouterr().err.count(f"the guardian {why}; a new one watches") == 1
+
+
+def test_a_guardian_that_cannot_be_replaced_is_tried_again(launched, monkeypatch, capfd):
+    os.kill(launched.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, launched.pid, os.WEXITED | os.WNOWAIT)
+    first = launched.pid
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_spawn", lambda *_, **__: os.open("/nowhere", os.O_RDONLY))
+        for now_s in range(1, 5):
+            launched.beat(float(now_s))
+    assert launched.pid == first
+    beat_until_replaced(launched)
+    assert "the guardian has died; none can be started: No such file" in capfd.readouterr().err
+
+
+def test_the_end_of_a_stuck_guardian_is_not_waited_for_long(launched, monkeypatch):
+    monkeypatch.setattr(guardian, "END_LIMIT_S", 0.1)
+    os.kill(launched.pid, signal.SIGSTOP)
+    begun_s = time.monotonic()
+    launched.stop()
+    assert time.monotonic() - begun_s < 2.0 * PATIENCE
+    assert not Path(f"/proc/{launched.pid}").exists()
+
+
+def test_a_guardian_that_reads_is_left_alone(launched):
+    first = launched.pid
+    for beats in range(200):
+        launched.beat(1.0 + beats * guardian.BEAT_EVERY_S)
+        wait_until(lambda: not unread_by(launched._pipe), 10.0 * PATIENCE)
+    assert launched.pid == first
+    launched.stop()
+
+
+# --- restoring without a state ---
+
+
+def guardian_of(run):
+    """The process id of a deployment's guardian: a fork of the loop."""
+    loop = run.process.pid
+    children = Path(f"/proc/{loop}/task/{loop}/children").read_text().split()
+    command = Path(f"/proc/{loop}/cmdline").read_bytes()
+    (found,) = (pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == command)
+    return int(found)
+
+
+def kill_with_guardian(run):
+    """End the loop and its guardian at once, so that nobody makes anything safe."""
+    os.kill(run.process.pid, signal.SIGSTOP)
+    os.kill(guardian_of(run), signal.SIGKILL)
+    run.kill()
+
+
+def test_a_loop_that_outlives_its_guardian_has_a_new_one(
+    deploy, server, scenario_file, groups_file
+):
+    jobs = {"dedup": ["sleep", "1000"], "radix": ["sleep", "1000"]}
+    options = ["--policy", str(groups_file), "--scenario", str(scenario_file(**jobs))]
+    run = deploy(*options, "--runtime", "process")
+    run.expect(r"memcached update_cores \[0\]$")
+    os.kill(guardian_of(run), signal.SIGKILL)
+    run.expect("the guardian has died; a new one watches")
+    run.kill()
+    everywhere = {tuple(sorted(os.sched_getaffinity(0)))}
+    wait_until(
+        lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
+    )
+
+
+def processes_of(run):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{run.state}/attempt-".encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def groups_of(run):
+    return list(Path("/sys/fs/cgroup").rglob(f"coretide-{run.nonce}-*"))
+
+
+@pytest.fixture
+def killed(deploy, server, scenario_file, groups_file):
+    """A deployment that was killed together with its guardian, memcached on vCPU 0."""
+    scenario = scenario_file(dedup=["sleep", "1000"], radix=["sleep", "1000"])
+
+    def make(*options):
+        run = deploy("--policy", str(groups_file), "--scenario", str(scenario), *options)
+        run.expect(r"radix start \[")
+        run.expect(r"memcached update_cores \[0\]$")
+        kill_with_guardian(run)
+        assert groups_of(run)
+        return run
+
+    return make
+
+
+def assert_unknown_is_said(restoring, server):
+    assert restoring.finish() == 1, restoring.lines
+    restoring.expect("which vCPUs memcached had before is not known")
+    restoring.expect(f"process {server.pid} has 0, `taskset")
+
+
+@needs_groups
+@pytest.mark.parametrize("lost", ["gone", "damaged"])
+def test_processes_are_found_and_ended(deploy, killed, server, lost):
+    run = killed("--runtime", "process")
+    assert len(processes_of(run)) == 2
+    if lost == "gone":
+        shutil.rmtree(run.state)
+    else:
+        (run.state / STATE_FILE).write_text('{"nonce"')
+    restoring = deploy("--restore", "--runtime", "process")
+    assert_unknown_is_said(restoring, server)
+    restoring.expect("the state is gone" if lost == "gone" else "state.json: damaged")
+    restoring.expect(f"jobs of {run.nonce} were ended")
+    assert processes_of(run) == [] and groups_of(run) == []
+    assert set(service_process.affinities(server.pid).values()) == {(0,)}
+    again = deploy("--restore")
+    assert again.finish() == 0
+    again.expect("nothing to restore")
+
+
+@needs_groups
+def test_jobs_of_another_state_folder_are_left_alone(deploy, killed, tmp_path):
+    run = killed("--runtime", "process")
+    elsewhere = deploy("--restore", "--state", str(tmp_path / "elsewhere"))
+    assert elsewhere.finish() == 0
+    elsewhere.expect("nothing to restore")
+    assert len(processes_of(run)) == 2
+
+
+@needs_docker
+def test_containers_are_found_and_ended(deploy, killed, server, docker_daemon):
+    run = killed("--docker", docker_daemon.url)
+    shutil.rmtree(run.state)
+    assert_unknown_is_said(deploy("--restore", "--docker", docker_daemon.url), server)
+    assert groups_of(run) == []
+    client = docker.DockerClient(base_url=docker_daemon.url)
+    assert client.containers.list(all=True) == []
+    client.close()
+
+
+def test_a_docker_that_does_not_answer_is_not_taken_for_one_without_containers(deploy, tmp_path):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "docker.sock"))
+        silent.listen()
+        restoring = deploy("--restore", "--docker", f"unix://{tmp_path}/docker.sock")
+        assert restoring.finish() == 1
+        restoring.expect("containers cannot be looked for: Docker")

@@ -125,7 +125,7 @@ def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
     assert report["reaction_ms"] == {"p50": None, "p99": None}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_stop_it_restores_everything(deploy, server, scenario_file, groups_file, number):
     scenario = scenario_file(dedup=LONG, radix=LONG)
     run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
@@ -258,7 +258,7 @@ def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, 
     assert second.count("another loop is running") == 1
     elsewhere = deploy(*options, "--state", str(tmp_path / "elsewhere"))
     assert elsewhere.finish() == 2
-    assert elsewhere.count("another loop steers it already") == 1
+    assert elsewhere.count("another loop steers this machine already") == 1
     assert {path.name for path in first.report.iterdir()} == {
         EVENTS_FILE,
         SAMPLES_FILE,
@@ -286,6 +286,12 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
             while set(service_process.affinities(second.pid).values()) != {(0,)}:
                 assert time.monotonic() < give_up_s, run.lines
                 time.sleep(0.02)
+            other = Deployment(tmp_path, second, *options, "--state", str(tmp_path / "other"))
+            try:
+                assert other.finish() == 2
+                assert other.count("another loop steers this machine already") == 1
+            finally:
+                other.close()
             run.process.send_signal(signal.SIGTERM)
             assert run.finish() == 143
             assert_as_found(second, run)
@@ -301,10 +307,10 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
     run.expect("ok  memcached at .* 2 worker threads")
     run.expect("ok  background: cpu.idle of control groups, version [12]")
     run.expect("memcached.s run delay: .* alone, .* beside background work")
-    with claim(service_process.identify(server.pid)):
+    with claim():
         beside = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
         assert beside.finish() == 1
-        beside.expect("FAIL  memcached's vCPUs: .*another loop steers it already")
+        beside.expect("FAIL  memcached's vCPUs: .*another loop steers this machine already")
     slow = tmp_path / "slow.yaml"
     slow.write_text(scenario_file().read_text().replace("period_s: 0.025", "period_s: 0.5"))
     nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(slow))

@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from agents.checkpoint import read_checkpoint
-from deploy.commands import state_folder
+from deploy.linux.machine_lock import runtime_folder
 from deploy.live_episodes import LiveBackend
 from deploy.settings import Settings
 from env.colocation import ColocationEnv
@@ -67,7 +67,7 @@ def live_environment(
         runtime=runtime,
         docker=docker,
         privileged=privileged,
-        folder=Path(state or state_folder()),
+        folder=Path(state or runtime_folder()),
         report=Path(report),
     )
     return ColocationEnv(problem, gamma, LiveBackend(problem, settings))

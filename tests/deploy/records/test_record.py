@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.linux.own_folder import OwnFolder
 from deploy.records import terminal
 from deploy.records.recorder import (
     EVENTS_FILE,
@@ -150,9 +151,17 @@ def test_a_full_disk_costs_no_line_once_there_is_room(
 
 
 def test_a_disk_without_room_never_stops_the_loop(
-    tmp_path: Path, scenario: Scenario, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    scenario: Scenario,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / EVENTS_FILE).symlink_to("/dev/full")
+    usual = OwnFolder.open
+
+    def full(folder: OwnFolder, name: str, flags: int) -> int:
+        return os.open("/dev/full", flags) if name == EVENTS_FILE else usual(folder, name, flags)
+
+    monkeypatch.setattr(OwnFolder, "open", full)
     recorder = Recorder(tmp_path, scenario, time.monotonic())
     for _ in range(3):
         recorder.event("pause", "vips")

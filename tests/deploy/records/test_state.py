@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.commands import state_folder
+from deploy.linux.machine_lock import runtime_folder
 from deploy.records.state import StateFolder
 from env.errors import InputError
 
@@ -20,6 +20,6 @@ def test_a_state_folder_that_is_a_link_is_refused(tmp_path):
 def test_the_state_is_not_kept_in_a_folder_that_somebody_else_may_have_made(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    assert state_folder() == Path("/tmp/coretide-1234")  # what is checked, and nothing above it
+    assert runtime_folder() == Path("/tmp/coretide-1234")  # what is checked, and nothing above it
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1234")
-    assert state_folder() == Path("/run/user/1234/coretide")
+    assert runtime_folder() == Path("/run/user/1234/coretide")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.commands import parser
 from deploy.safety.watchdog import Watchdog
 
 UNITS = Path(__file__).parents[3] / "deploy"
@@ -68,3 +69,12 @@ def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
         text=True,
     )
     assert result.returncode == 0 and unit not in result.stderr, result.stderr
+
+
+def test_the_service_restores_what_its_options_say_it_has_deployed() -> None:
+    lines = (UNITS / "coretide.service").read_text().splitlines()
+    (stop,) = (line for line in lines if line.startswith("ExecStopPost="))
+    command = stop.replace("$CORETIDE_OPTIONS", "--state /run/other --docker unix:///d --probe")
+    arguments = parser().parse_args(command.split("deploy.py ")[1].split())
+    assert arguments.restore
+    assert (arguments.state, arguments.docker) == (Path("/run/other"), "unix:///d")

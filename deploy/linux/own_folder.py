@@ -1,0 +1,151 @@
+"""
+Folders that a root program writes to, and that nobody else has a hand in.
+
+Whoever may write to a folder may put links into it that lead elsewhere what is written or moved
+there. So a folder is opened once, must be ours, and its files are opened through it; no link is
+followed. The guardian uses this file: it needs the standard library alone.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+OTHERS_RIGHTS, OTHERS_WRITE = 0o077, 0o022
+
+
+class OwnFolder:
+    """
+    A folder of this user, open until `close`.
+
+    :param path: made if need be
+    :param closed: whether others may not even look into it
+    :param parent: descriptor of the folder that the path counts from; None for the current one
+    :raises OSError: if it cannot be made, is a link or somebody else's, or others have rights that
+        they must not have
+    """
+
+    def __init__(self, path: Path, closed: bool = False, parent: int | None = None):
+        if parent is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700 if closed else 0o755, dir_fd=parent)
+        rights = "closed to others (mode 0700)" if closed else "writable by you alone (mode 0755)"
+        refused = PermissionError(errno.EPERM, f"must be a folder of yours, {rights}, no link")
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._file = os.open(path, flags, dir_fd=parent)
+        except OSError as error:
+            raise refused if error.errno in (errno.ENOTDIR, errno.ELOOP) else error from None
+        found = os.fstat(self._file)
+        forbidden = OTHERS_RIGHTS if closed else OTHERS_WRITE
+        if found.st_uid != os.geteuid() or found.st_mode & forbidden:
+            self.close()
+            raise refused
+
+    def __enter__(self) -> "OwnFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._file)
+
+    def names(self) -> list[str]:
+        """What the folder holds."""
+        return os.listdir(self._file)  # noqa: PTH208 - Path cannot list a descriptor
+
+    def own_file(self, name: str) -> os.stat_result | None:
+        """
+        What is known of a file of the folder.
+
+        :param name: of the file
+        :return: None if it is not there, is no plain file or not ours
+        """
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=self._file, follow_symlinks=False)
+            if _is_own_file(found):
+                return found
+        return None
+
+    def open(self, name: str, flags: int) -> int:
+        """
+        Open a file of the folder.
+
+        :param name: of the file
+        :param flags: as for `os.open`
+        :return: its descriptor
+        :raises OSError: if that is not possible, or it is no plain file of ours
+        """
+        refused = PermissionError(errno.EPERM, f"{name} must be a plain file of yours, no link")
+        # Without O_NONBLOCK a pipe would be waited for.
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            file = os.open(name, flags, 0o644, dir_fd=self._file)
+        except OSError as error:
+            raise refused if error.errno in (errno.ELOOP, errno.ENXIO) else error from None
+        if not _is_own_file(os.fstat(file)):
+            os.close(file)
+            raise refused
+        return file
+
+    def replace(self, name: str, content: bytes) -> None:
+        """
+        Put a new file in a file's place; one that was there stays as it is until then.
+
+        :param name: of the file
+        :param content: of the new one
+        :raises OSError: if the disk refuses it, or what is there is no plain file of ours
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.close(self.open(name, os.O_RDONLY))
+        new = f"{name}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=self._file)
+        try:
+            file = os.fdopen(self.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+            with file:
+                file.write(content)
+            os.rename(new, name, src_dir_fd=self._file, dst_dir_fd=self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=self._file)
+            raise
+
+    def subfolder(self, name: str) -> "OwnFolder":
+        """
+        A folder in the folder, made if need be.
+
+        :param name: of the folder
+        :raises OSError: as for `OwnFolder`
+        """
+        return OwnFolder(Path(name), parent=self._file)
+
+    def move(self, name: str, target: "OwnFolder") -> None:
+        """
+        Move a file to another folder.
+
+        :param name: of the file, there and here
+        :param target: the other folder
+        :raises OSError: if that is not possible
+        """
+        os.rename(name, name, src_dir_fd=self._file, dst_dir_fd=target._file)
+
+
+def write_own(path: Path, content: str) -> None:
+    """
+    Write a whole file of a folder of ours.
+
+    :param path: the file
+    :param content: all that it is to hold
+    :raises OSError: see `OwnFolder` and `OwnFolder.replace`
+    """
+    with OwnFolder(path.parent) as folder:
+        folder.replace(path.name, content.encode())
+
+
+def _is_own_file(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
