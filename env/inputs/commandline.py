@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from env.errors import InputError
+from env.errors import InputError, os_reason, printable
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -13,7 +13,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
 
 
 def whole_number(low: int, high: int | None = None) -> Any:
@@ -85,4 +85,4 @@ def require_writable(path: Path | None) -> None:
         if not existed:
             path.unlink()
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from error

@@ -266,7 +266,7 @@ def test_bad_input_ends_a_command_with_one_line_and_code_2(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"coretide: {path}: service.slo_us: Input should be greater than 0"
+        f"coretide: {path}: service.slo_us: must be greater than 0, not 0"
     ]
 
 
