@@ -22,7 +22,7 @@ from deploy.assembly import (
     usable_hierarchy,
 )
 from deploy.linux.helpers import helper_command
-from deploy.loop.dry_run import DryActuator
+from deploy.loop.dry_run import DryActuator, ending
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
 from deploy.records.recorder import LOAD_FILE, Event
@@ -68,12 +68,13 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if settings.dry_run:
             records = stack.enter_context(tempfile.TemporaryDirectory())
             settings = replace(settings, report=Path(records))
+        # Before any folder is made: its port may be taken.
+        collector = stack.enter_context(_metrics(settings.metrics_port))
         view = stack.enter_context(contextlib.ExitStack())  # closed after the last record
         parts = stack.enter_context(assembled(scenario, settings, policy, listeners))
         if settings.view:
             view.callback(_await_view, _start_view(settings.report))
         samplers: list[Sampler] = [parts.recorder.sample]
-        collector = stack.enter_context(_metrics(settings.metrics_port))
         if collector is not None:
             listeners.append(collector.event)
             samplers.append(collector.sample)
@@ -81,6 +82,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if log is not None:
             samplers.append(partial(_log_interval, log, parts.state.started_s))
         if settings.dry_run:
+            samplers.append(ending(stop))
             machine = parts.machine(DryActuator(scenario, parts.state))
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             return EXIT_OK
@@ -119,6 +121,10 @@ def restore(settings: Settings) -> int:
     for fault in faults:
         complain(fault)
     if faults:
+        complain(
+            "put that right and use --restore again; where that cannot be, end by hand what "
+            f"has {state.nonce} in its label or control group, and remove {folder.path}"
+        )
         return EXIT_FAILED
     folder.clear()
     print("memcached has its vCPUs back, no job is left, nothing is paused")

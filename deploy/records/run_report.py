@@ -136,18 +136,18 @@ class Outcome:
         return (min(starts), max(ends)) if starts else (0.0, 0.0)
 
 
-class _Part(BaseModel):
+class _ReportPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Percentiles(_Part):
+class Percentiles(_ReportPart):
     """Of the times in which memcached got vCPUs [ms]; None where there were none."""
 
     p50: float | None
     p99: float | None
 
 
-class Report(_Part):
+class Report(_ReportPart):
     """The form of `report.json`; `content` fills it."""
 
     policy: str

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -86,3 +87,20 @@ def require_writable(path: Path | None) -> None:
             path.unlink()
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({os_reason(error)})") from error
+
+
+def require_folder(folder: Path) -> None:
+    """
+    Make sure that files can be made in a folder before the work is done that fills it.
+
+    :param folder: which; it is made if it does not exist
+    :raises InputError: if that is not possible
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written to ({os_reason(error)})") from error
+    except ValueError as error:
+        raise InputError(f"{folder}: cannot be written to (no name of a folder)") from error
