@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from deploy.linux.helpers import helper_command
 from deploy.records import mcperf
@@ -145,6 +145,12 @@ class Percentiles(_ReportPart):
 
     p50: float | None
     p99: float | None
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Percentiles:
+        if (self.p50 is None) != (self.p99 is None):
+            raise ValueError("p50 and p99 are both numbers, or both null")
+        return self
 
 
 class Report(_ReportPart):
@@ -339,6 +345,18 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> N
     picture = ""
     if _draw(folder):
         picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
+    write_page(folder, scenario, report, picture)
+
+
+def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], picture: str) -> None:
+    """
+    Write the page alone.
+
+    :param folder: of the run's records
+    :param scenario: the problem
+    :param report: what `report.json` holds
+    :param picture: the run's, in base64; empty if there is none
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

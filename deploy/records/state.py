@@ -202,7 +202,7 @@ def read_state(folder: Path) -> State | None:
         state = _from_json(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
