@@ -369,7 +369,7 @@ def test_bad_options_are_one_line(deploy, scenario_file, tmp_path):
         (["--memcached", "here"], "must be HOST:PORT"),
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
-        (nobody, "no memcached of this machine"),
+        ([*nobody, "--runtime", "process"], "no memcached of this machine"),
         ([*nobody, "--scenario", str(slow)], "control.period_s: 0.5 s; a deployment polls every"),
         ([*nobody, "--docker", "tcp://10.0.0.1:2375"], "must be at unix:///PATH"),
     ):
