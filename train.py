@@ -14,7 +14,7 @@ from pathlib import Path
 from agents.checkpoint import read_checkpoint
 from deploy.commands import add_machine_options, settings_of
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, whole_number
+from env.inputs.commandline import OneLineParser, require_folder, whole_number
 from env.scenario import Scenario, load_scenario
 from training.recipe import Recipe, load_recipe
 
@@ -55,11 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             recipe = recipe.model_copy(update={"steps": arguments.steps})
         name = f"{scenario.name}-{Path(recipe_name).stem}-{arguments.seed}"
         folder = arguments.out or Path("runs") / name
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: is a file; --out wants a folder")
-
         if arguments.resume:
             read_checkpoint(arguments.resume).warn(scenario)
+        require_folder(folder)
         if arguments.env == "vm":
             train_on_this_machine(arguments, scenario, recipe, folder)
             return

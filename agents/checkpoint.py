@@ -6,6 +6,7 @@ the policy was trained for, the policy network's weights, and what else training
 last two as plain arrays. `training.ppo.checkpoint_writing` writes it.
 """
 
+import contextlib
 import math
 import struct
 import sys
@@ -68,6 +69,15 @@ class Checkpoint:
         """Widths of the policy's hidden layers; those of the value network are the same."""
         return tuple(len(bias) for _, bias in self.layers[:-1])
 
+    def fits(self, scenario: Scenario) -> bool:
+        """
+        Whether the network has this scenario's observations and actions.
+
+        :param scenario: what it is to run
+        """
+        made_for = self.metadata["actions"], self.metadata["features"]
+        return made_for == (_actions(scenario), feature_count(scenario))
+
     def require_scenario(self, scenario: Scenario) -> None:
         """
         Make sure that the network has this scenario's observations and actions.
@@ -75,17 +85,15 @@ class Checkpoint:
         :param scenario: what it is to run
         :raises InputError: if it was made for others
         """
-        table = edit_table(scenario)
-        actions = [table.describe(edit) for edit in range(len(table))]
-        if self.metadata["actions"] != actions:
+        if self.metadata["actions"] != _actions(scenario):
             raise InputError(
                 f"{self.path}: made for scenario {self.metadata['scenario']}, whose actions "
-                f"differ from those of {scenario.name}"
+                f"differ from those of {scenario.name}; {_what_fits(scenario)}"
             )
         if self.metadata["features"] != feature_count(scenario):
             raise InputError(
                 f"{self.path}: made for {self.metadata['features']} features; scenario "
-                f"{scenario.name} has {feature_count(scenario)}"
+                f"{scenario.name} has {feature_count(scenario)}; {_what_fits(scenario)}"
             )
         if set(self.metadata["job_work_s"]) != set(scenario.job_names):
             raise InputError(f"{self.path}: its metadata lacks the work of jobs of {scenario.name}")
@@ -163,6 +171,21 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
         for index in range((len(arrays) + 1) // 2)
     ]
     return Checkpoint(path, metadata, _fitting(path, metadata, layers))
+
+
+def _actions(scenario: Scenario) -> list[str]:
+    table = edit_table(scenario)
+    return [table.describe(edit) for edit in range(len(table))]
+
+
+def _what_fits(scenario: Scenario) -> str:
+    """What to give in place of a checkpoint that was made for another scenario."""
+    for path in sorted(CHECKPOINT_FOLDER.glob("*.zip")):
+        with contextlib.suppress(InputError):
+            shipped = read_checkpoint(path)
+            if shipped.fits(scenario):
+                return f"{path.name} fits (--checkpoint {path.name})"
+    return "no shipped one fits: train.py makes one"
 
 
 @contextmanager

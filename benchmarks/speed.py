@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from env.errors import exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, require_folder, require_writable, whole_number
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024
@@ -286,7 +286,7 @@ def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
         finals = {name: np.array([run["final"][figure] for run in runs[name]]) for name in runs}
         report[figure] = {name: interval(values) for name, values in finals.items()}
         report[figure]["fast - stock"] = interval(finals["fast"] - finals["stock"])
-    folder.mkdir(parents=True, exist_ok=True)
+    require_folder(folder)
     (folder / "learning_curves.json").write_text(json.dumps(report), encoding="utf-8")
     plot(report, folder / "learning_curves.png")
     return report

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.policy import Policy
+from deploy.jobs.docker_ready import require_docker
 from deploy.jobs.placement import online_vcpus
 from deploy.jobs.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
 from deploy.linux import service_process
@@ -112,6 +113,8 @@ def assembled(
     :raises InputError: if the machine, memcached or the folders are not fit for it
     """
     require_period(scenario)
+    if settings.runtime == "docker" and not (settings.dry_run or settings.resume):
+        require_docker(docker_address(settings), scenario)
     with contextlib.ExitStack() as stack:
         folder = StateFolder(settings.folder)
         folder.lock()
@@ -338,13 +341,18 @@ def find_service(
     while sensor.who is None:
         now_s = time.monotonic() - started_s
         if now_s > give_up_s:
-            raise InputError(
-                f"{settings.host}:{settings.port}: no memcached of this machine answers there"
-            )
+            raise InputError(f"{settings.host}:{settings.port}: {_why_not_found(sensor)}")
         sensor.ask(now_s)
         time.sleep(0.001)
         sensor.receive(now_s)
     return sensor.who
+
+
+def _why_not_found(sensor: ServiceSensor) -> str:
+    process = Path(f"/proc/{sensor.stats.pid}")
+    if sensor.stats.pid and process.exists() and not os.access(process / "fd", os.R_OK):
+        return f"{process.name} is another user's process: run as root"
+    return "no memcached of this machine answers there"
 
 
 def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiSensor:

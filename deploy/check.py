@@ -27,7 +27,7 @@ from deploy.linux.signals import held
 from deploy.records.state import claim
 from deploy.settings import Settings
 from env.allocation import Weight
-from env.errors import InputError
+from env.errors import InputError, os_reason
 from env.scenario import Scenario
 
 OK, WARNING, FAULT = "ok", "warn", "FAIL"
@@ -131,7 +131,7 @@ def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
             finally:
                 service_process.restore(who, had)
     except (InputError, OSError) as error:
-        return Finding(FAULT, what, f"cannot be set: {error}")
+        return Finding(FAULT, what, f"cannot be set: {reason(error)}")
     return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
 
 
@@ -172,7 +172,7 @@ def _background(
                 mechanism = f"{group.background} of control groups, version {version}"
             delay = run_delay(who, (settings.host, settings.port), group) if who else None
     except OSError as error:
-        yield Finding(FAULT, "background", f"cannot be had: {error}")
+        yield Finding(FAULT, "background", f"cannot be had: {reason(error)}")
         return
     yield Finding(OK, "background", mechanism)
     if delay is not None:
@@ -211,7 +211,8 @@ def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         client = connect(docker_address(settings))
         info: dict[str, Any] = client.info()
     except (docker.errors.DockerException, OSError, InputError) as error:
-        yield Finding(FAULT, "Docker", f"cannot be reached: {error}")
+        said = str(error) if isinstance(error, InputError) else "is it running, and are you root?"
+        yield Finding(FAULT, "Docker", f"cannot be reached: {said}")
         return
     with contextlib.closing(client):
         driver = info.get("CgroupDriver", "?")
@@ -235,11 +236,19 @@ def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
 def _folders(settings: Settings) -> Iterator[Finding]:
     for what, folder in (("state", settings.folder), ("report", settings.report)):
         path = folder.absolute()
-        while not path.exists():
+        while not os.path.exists(path):  # noqa: PTH110 - pathlib's raises where it may not look
             path = path.parent
         free_mib = shutil.disk_usage(path).free >> 20
-        verdict = OK if free_mib >= LEAST_DISK_MIB and os.access(path, os.W_OK) else FAULT
-        yield Finding(verdict, f"folder of the {what}", f"{path}: {free_mib} MiB free")
+        found, verdict = f"{path}: {free_mib} MiB free", FAULT
+        if not path.is_dir():
+            found = f"{path}: is no folder"
+        elif not os.access(path, os.W_OK | os.X_OK):
+            found = f"{path}: may not be written by this user"
+        elif free_mib < LEAST_DISK_MIB:
+            found += f", {LEAST_DISK_MIB} are needed"
+        else:
+            verdict = OK
+        yield Finding(verdict, f"folder of the {what}", found)
 
 
 def _clock(scenario: Scenario) -> Iterator[Finding]:
@@ -275,6 +284,11 @@ def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Fin
     fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()
     stolen = int(fields[8]) / max(1, sum(map(int, fields[1:9])))
     yield Finding(OK if stolen < 0.02 else WARNING, "steal time since boot", f"{stolen:.1%}")
+
+
+def reason(error: InputError | OSError) -> str:
+    """Why something cannot be done, without numbers of the system's."""
+    return os_reason(error).lower() if isinstance(error, OSError) else str(error)
 
 
 def _memory_mib() -> dict[str, int]:

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--leave-jobs", action="store_true", help="when interrupted, leave the jobs running")
     what = command.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="say whether this machine is fit")
-    what.add_argument("--dry-run", action="store_true", help="say what it would do, touch nothing")
+    what.add_argument("--dry-run", action="store_true", help="say what it would do, for 10 s")
     what.add_argument("--resume", action="store_true", help="go on after a loop that was killed")
     what.add_argument("--restore", action="store_true", help="undo what a killed loop has left")
     return command

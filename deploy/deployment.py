@@ -27,7 +27,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy
 from deploy.linux.helpers import helper_command
 from deploy.linux.sensors import ServiceSensor
-from deploy.loop.dry_run import DryActuator
+from deploy.loop.dry_run import DryActuator, ending
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
 from deploy.records.recorder import LOAD_FILE, Event
@@ -74,12 +74,13 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if settings.dry_run:
             records = stack.enter_context(tempfile.TemporaryDirectory())
             settings = replace(settings, report=Path(records))
+        # Before any folder is made: its port may be taken.
+        collector = stack.enter_context(_metrics(settings.metrics_port))
         view = stack.enter_context(contextlib.ExitStack())  # closed after the last record
         parts = stack.enter_context(assembled(scenario, settings, policy, listeners))
         if settings.view:
             view.callback(_await_view, _start_view(settings.report))
         samplers: list[Sampler] = [parts.recorder.sample]
-        collector = stack.enter_context(_metrics(settings.metrics_port))
         if collector is not None:
             listeners.append(collector.event)
             samplers.append(collector.sample)
@@ -87,6 +88,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if log is not None:
             samplers.append(partial(_log_interval, log, parts.state.started_s))
         if settings.dry_run:
+            samplers.append(ending(stop))
             machine = parts.machine(DryActuator(scenario, parts.state))
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             return EXIT_OK
@@ -132,6 +134,10 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
     for fault in faults:
         complain(fault)
     if faults:
+        complain(
+            "put that right and use --restore again; where that cannot be, end by hand what "
+            f"has {state.nonce} in its label or control group, and remove {folder.path}"
+        )
         return EXIT_FAILED
     folder.clear()
     print(f"{in_words(state)}: no job is left, nothing is paused")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+LONGEST_SHOWN = 40
+"""Characters of a refused value that a message shows."""
+
 
 class InputError(ValueError):
     """Something the user gave is wrong: one line that names what, where and what is allowed."""
@@ -18,13 +21,65 @@ def exit_on_bad_input() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        print(f"coretide: {error}", file=sys.stderr)
+        print(f"coretide: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def printable(said: str) -> str:
+    """
+    Words that may come from anybody, without any effect on the terminal.
+
+    :param said: the words; what cannot be shown becomes an escape sequence, as Python writes it
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in said
+    )
+
+
+def os_reason(error: OSError) -> str:
+    """
+    Why the system refused, in words and without its number.
+
+    :param error: what it raised
+    """
+    return error.strerror or str(error) or "refused"
+
+
+WORDING = {
+    "missing": "is required",
+    "extra_forbidden": "unknown field",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be greater than or equal to {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be less than or equal to {le}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+}
+"""What is said of a kind of fault; pydantic's own context fills the gaps."""
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "decimal": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "list": "a list",
+    "set": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+    "dataclass": "a mapping",
+}
+"""What is wanted where a value is of the wrong kind, by the first word of pydantic's fault."""
 
 
 def validation_message(path: Path | str, error: ValidationError, allowed: str = "") -> str:
     """
-    The first fault pydantic found, on one line.
+    The first fault pydantic found, on one line and in words of ours.
 
     :param path: the file that was read
     :param error: what pydantic raised
@@ -33,10 +88,25 @@ def validation_message(path: Path | str, error: ValidationError, allowed: str = 
     faults = error.errors()
     # A misspelt field is two faults; the unknown name says more than the missing one.
     fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
-    field = ".".join(str(part) for part in fault["loc"]) or "(top level)"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "model_type":
-        message = "must be a mapping" + ("" if fault["loc"] else allowed)
-    if fault["type"] == "extra_forbidden":
-        message = f"unknown field{allowed}"
+    kind, where = fault["type"], fault["loc"]
+    field = ".".join(str(part) for part in where) or "(top level)"
+    if kind in WORDING:
+        limits = fault.get("ctx", {}).items()
+        message = WORDING[kind].format(
+            **{name: f"{one:g}" if isinstance(one, float) else one for name, one in limits}
+        )
+    else:
+        message = f"must be {KINDS.get(kind.partition('_')[0], 'a value that is allowed')}"
+    if kind == "extra_forbidden" or (kind == "model_type" and not where):
+        message += allowed
+    elif kind != "value_error":
+        message += _given(fault["input"])
     return " ".join(f"{path}: {field}: {message}".split())
+
+
+def _given(value: object) -> str:
+    if not isinstance(value, str | int | float):
+        return ""
+    if isinstance(value, int) and abs(value) > 10**LONGEST_SHOWN:  # Python writes no longest ones
+        return ", not a number of that many digits"
+    return f", not {value!r}" if len(str(value)) <= LONGEST_SHOWN else ""

@@ -1,12 +1,18 @@
 """The actuator of `--dry-run`: it says what would be changed, and changes nothing."""
 
+import signal
 import time
 from dataclasses import dataclass, field
 
 from deploy.linux.service_process import Identity
+from deploy.loop.loop import Sampler, StopRequest
 from deploy.records.state import State
 from env.allocation import Allocation, Change, JobAllocation, JobState, Weight, cores_of
 from env.scenario import Scenario
+from env.telemetry import Telemetry
+
+LASTS_S = 10.0
+"""Enough for a policy to have read the load and said what it begins with."""
 
 
 @dataclass
@@ -70,6 +76,21 @@ class DryActuator:
 
     def take_over(self, now_s: float) -> None:
         """There is nothing to take over."""
+
+
+def ending(stop: StopRequest) -> Sampler:
+    """
+    What ends a dry run: jobs that never run would never end it.
+
+    :param stop: is made after `LASTS_S`
+    """
+
+    def sample(telemetry: Telemetry, allocation: Allocation) -> None:
+        if telemetry.time_s >= LASTS_S and not stop.number:
+            stop.number = signal.SIGALRM
+            print(f"{LASTS_S:g} s are over; nothing was touched", flush=True)
+
+    return sample
 
 
 def in_words(change: Change) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from deploy.linux import service_process
 from deploy.loop.live_machine import LiveMachine
 from deploy.records import run_report
+from deploy.records.mcperf import Row
 from deploy.records.terminal import complain
+from env.errors import InputError, os_reason
 
 
 def write_report(
@@ -52,12 +54,17 @@ def write_report(
     outcome = run_report.Outcome(
         policy, lasted_s, jobs, machine.actuator.changes, machine.overruled, cost, restored
     )
+    intervals: list[Row] = []
     try:
         intervals = run_report.load_intervals(folder, 0.0 if stopped else outcome.window_s[1])
+    except InputError as error:
+        complain(f"{error}; the report does without latency")
+    try:
         shown = illustrated and not stopped
         run_report.write(folder, machine.scenario, outcome, intervals, shown)
-    except OSError as error:
-        complain(f"{folder}: no report: {error}")
+    except (InputError, OSError) as error:
+        said = os_reason(error) if isinstance(error, OSError) else error
+        complain(f"{folder}: no report: {said}")
 
 
 def _alive_s() -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -193,7 +194,7 @@ def _jobs(picture: Picture) -> RenderableType:
     jobs = picture.samples[-1].jobs if picture.samples else {}
     for name, job in jobs.items():
         done = job.state == "done"
-        part = 1.0 if done else min(0.99, job.cpu_s / picture.work_s[name])
+        part = 1.0 if done else min(0.99, job.cpu_s / picture.work_s.get(name, math.inf))
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         where = f"vCPU {','.join(map(str, job.cores))}" if job.state == "running" else ""
         view.add_row(Text(name), bar, job.state, where, f"{job.cpu_s:.1f} s CPU")

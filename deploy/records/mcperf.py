@@ -5,7 +5,7 @@ Our own load prints the same columns, so that either can feed a run.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,9 @@ PERCENTILES = {
 }
 COLUMNS = ("avg", "std", "min", *PERCENTILES, "QPS", "target", "ts_start", "ts_end")
 HEADER = " ".join(("#type", *COLUMNS))
+
+LARGEST = 1e15
+"""Above any number in the output: time stamps are milliseconds of the epoch."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +81,34 @@ def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) 
     return float(ordered[max(0, math.ceil(len(ordered) * rank / 100.0) - 1)])
 
 
-def read_rows(lines: Iterable[str]) -> list[Row]:
+def read_rows(lines: Iterable[str], refuse: Callable[[int], None] | None = None) -> list[Row]:
     """
     The rows of mcperf's output, of a dynamic run or of a scan.
 
     A dynamic run of mcperf says when it started and ended, and prints its rows, of equal length,
     in between: where a row has no times of its own, they follow from that.
 
-    :param lines: the output so far; what is no complete row of numbers is left out
+    :param lines: the output so far; what is no complete row of sensible numbers is left out
+    :param refuse: is told the number of each line that is left out, from 1 on
     """
     columns: Sequence[str] = ()
     limits_s: dict[str, float] = {}
     rows = []
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         words = line.split()
-        if words[:1] == ["#type"]:
-            columns = words[1:]
-        elif words[:1] == ["Timestamp"] and len(words) == 3:
-            limits_s[words[1]] = float(words[2]) / 1e3
-        elif words[:1] == ["read"] and len(words) == len(columns) + 1:
-            try:
-                values = {name: float(word) for name, word in zip(columns, words[1:], strict=True)}
-                rows.append(_row(values))
-            except (KeyError, ValueError):
-                continue
+        try:
+            if words[:1] == ["#type"]:
+                columns = words[1:]
+            elif words[:1] == ["Timestamp"] and len(words) == 3:
+                limits_s[words[1]] = _finite(words[2]) / 1e3
+            elif words[:1] == ["read"]:
+                rows.append(_row(dict(zip(columns, words[1:], strict=True))))
+        except (KeyError, ValueError):
+            if refuse is not None:
+                refuse(number)
     if rows and math.isnan(rows[0].start_s) and {"start:", "end:"} <= set(limits_s):
         start_s = limits_s["start:"]
-        length_s = (limits_s["end:"] - start_s) / len(rows)
+        length_s = max(0.0, limits_s["end:"] - start_s) / len(rows)
         rows = [
             replace(row, start_s=start_s + i * length_s, end_s=start_s + (i + 1) * length_s)
             for i, row in enumerate(rows)
@@ -112,11 +116,18 @@ def read_rows(lines: Iterable[str]) -> list[Row]:
     return rows
 
 
-def _row(values: dict[str, float]) -> Row:
-    return Row(
-        p95_us=values["p95"],
-        qps=values["QPS"],
-        target_qps=values["target"],
-        start_s=values.get("ts_start", math.nan) / 1e3,
-        end_s=values.get("ts_end", math.nan) / 1e3,
-    )
+def _row(words: dict[str, str]) -> Row:
+    """A row of numbers that can be measured; its times are both there or both missing."""
+    stamps = [_finite(words[name]) / 1e3 for name in ("ts_start", "ts_end") if name in words]
+    start_s, end_s = stamps or (math.nan, math.nan)
+    if end_s < start_s:
+        raise ValueError(f"ends at {end_s} before its start")
+    target_qps = math.nan if words["target"] == "nan" else _finite(words["target"])
+    return Row(_finite(words["p95"]), _finite(words["QPS"]), target_qps, start_s, end_s)
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not 0.0 <= value <= LARGEST:
+        raise ValueError(f"{word} is nothing that can be measured")
+    return value

@@ -9,7 +9,7 @@ once there is room: the loop goes on.
 """
 
 import contextlib
-import csv
+import math
 import os
 import re
 import time
@@ -24,7 +24,8 @@ from urllib.parse import quote_plus, unquote_plus
 from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.records.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
-from env.errors import InputError
+from env.errors import InputError, os_reason
+from env.inputs.text_files import MOST_RECORD_BYTES, read_text
 from env.scenario import Scenario, load_scenario
 from env.telemetry import Telemetry
 
@@ -269,7 +270,8 @@ def read_events(folder: Path) -> list[Event]:
 
     :param folder: what the recorder wrote to
     """
-    return list(parse_events((folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines()))
+    text = read_text(folder / EVENTS_FILE, "a run's log", MOST_RECORD_BYTES, errors="replace")
+    return list(parse_events(text.splitlines()))
 
 
 def started_at_s(folder: Path) -> float:
@@ -277,9 +279,16 @@ def started_at_s(folder: Path) -> float:
     When a recorded run started [s of the epoch].
 
     :param folder: what the recorder wrote to
+    :raises InputError: if its first line does not say so
     """
-    with (folder / EVENTS_FILE).open(encoding="utf-8") as log:
-        return _moment_s(log.readline())
+    path = folder / EVENTS_FILE
+    try:
+        with path.open(encoding="utf-8") as log:
+            return _moment_s(log.readline(64))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {os_reason(error).lower()}") from error
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{path}: its first line does not say when the run started") from error
 
 
 def _moment_s(line: str) -> float:
@@ -297,7 +306,7 @@ def parse_events(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
         try:
             stamp, what, job, *rest = line.split(" ")
-            moment = datetime.fromisoformat(stamp)
+            moment = datetime.fromisoformat(stamp).replace(tzinfo=None)
             cores = threads = ""
             if what in ("start", "update_cores") and rest:
                 cores, threads = rest[0].strip("[]"), "".join(rest[1:])
@@ -353,38 +362,49 @@ def read_samples(folder: Path) -> list[Sample]:
 
     :param folder: what the recorder wrote to
     """
-    return parse_samples((folder / SAMPLES_FILE).read_text(encoding="utf-8").splitlines())
+    text = read_text(folder / SAMPLES_FILE, "a run's samples", MOST_RECORD_BYTES, errors="replace")
+    return parse_samples(text.splitlines())
 
 
 def parse_samples(lines: Iterable[str]) -> list[Sample]:
     """
     Samples from lines of the file.
 
-    :param lines: the heading first; what a crash cut short is left out
+    :param lines: the heading first; what a crash cut short, or is no number, is left out
     """
-    rows = csv.DictReader(lines)
-    columns = rows.fieldnames or ()
-    return [_sample(row) for row in rows if all(row[name] is not None for name in columns)]
+    heading, *rows = [line.split(",") for line in lines] or [[]]
+    samples = []
+    for row in rows:
+        with contextlib.suppress(KeyError, ValueError):
+            samples.append(_sample(dict(zip(heading, row, strict=True))))
+    return samples
 
 
 def _sample(row: dict[str, str]) -> Sample:
     jobs = {
         column.removeprefix(JOB_PREFIX).removesuffix("_state"): JobSample(
-            state, float(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
+            state, _finite(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
         )
         for column, state in row.items()
         if column.startswith(JOB_PREFIX) and column.endswith("_state")
         for job in [column.removesuffix("_state")]
     }
     return Sample(
-        time_s=float(row["time_s"]),
-        qps=float(row["qps"]),
-        cpu_cores=float(row["cpu_cores"]),
-        p95_us=float(row["p95_us"]) if row["p95_us"] else None,
+        time_s=_finite(row["time_s"]),
+        qps=_finite(row["qps"]),
+        cpu_cores=_finite(row["cpu_cores"]),
+        p95_us=_finite(row["p95_us"]) if row["p95_us"] else None,
         service_cores=_cores(row["service_cores"]),
-        busy_s=tuple(float(value) for name, value in row.items() if name.startswith("busy_s_")),
+        busy_s=tuple(_finite(value) for name, value in row.items() if name.startswith("busy_s_")),
         jobs=jobs,
     )
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(f"{word} is no reading")
+    return value
 
 
 def _cores(text: str) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from deploy.linux.helpers import helper_command
 from deploy.linux.own_folder import OwnFolder, write_own
@@ -45,14 +46,18 @@ from deploy.records.recorder import (
     started_at_s,
 )
 from deploy.records.terminal import complain
-from env.errors import InputError, exit_on_bad_input
+from env.errors import InputError, exit_on_bad_input, validation_message
 from env.inputs.commandline import OneLineParser
+from env.inputs.text_files import MOST_RECORD_BYTES, read_json, read_text
 from env.scenario import Scenario
 
 TEMPLATES = Path(__file__).with_name("templates")
 DRAW_LIMIT_S = 120.0
 ROW_DELAY_S = 1.0
 """How long after an interval's end the load prints its row, at most."""
+
+LONGEST_WAIT_S = 300.0
+"""How long a report waits for such a row: intervals last seconds, but a file says what it likes."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,38 @@ class Outcome:
         return (min(starts), max(ends)) if starts else (0.0, 0.0)
 
 
+class _ReportPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Percentiles(_ReportPart):
+    """Of the times in which memcached got vCPUs [ms]; None where there were none."""
+
+    p50: float | None
+    p99: float | None
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Percentiles:
+        if (self.p50 is None) != (self.p99 is None):
+            raise ValueError("p50 and p99 are both numbers, or both null")
+        return self
+
+
+class Report(_ReportPart):
+    """The form of `report.json`; `content` fills it."""
+
+    policy: str
+    makespan_s: float | None
+    jobs: dict[str, JobOutcome]
+    violation_ratio: float | None
+    p95_us: list[float]
+    actuations: int
+    overruled: int
+    reaction_ms: Percentiles
+    loop: LoopCost
+    restored: bool
+
+
 def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> list[float]:
     """
     From each rise of the load that memcached was given vCPUs for, to the moment it had them.
@@ -162,30 +199,38 @@ def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
     What the load beside a run has measured, `start_s` and `end_s` counted from the run's start.
 
     :param folder: of the run's records
-    :param until_s: the interval of this moment is waited for, but not much longer than it lasts;
-        rows without a target are the run's own, and complete
+    :param until_s: the interval of this moment is waited for, but not much longer than it lasts,
+        and never longer than `LONGEST_WAIT_S`; rows without a target are the run's own, and
+        complete
+    :raises InputError: if the load's output cannot be read, or the log does not say when the run
+        started
     """
-    rows = _load_rows(folder)
+    rows, refused = _load_rows(folder)
     length_s = rows[-1].end_s - rows[-1].start_s if rows else 0.0
-    give_up_s = time.monotonic() + length_s + ROW_DELAY_S
+    give_up_s = time.monotonic() + min(length_s, LONGEST_WAIT_S) + ROW_DELAY_S
     foreign = bool(rows) and not math.isnan(rows[-1].target_qps)
     while foreign and rows[-1].end_s < until_s and time.monotonic() < give_up_s:
         time.sleep(0.05)
-        rows = _load_rows(folder)
+        rows, refused = _load_rows(folder)
+    if refused:
+        said = f"{len(refused)} of its lines are" if len(refused) > 1 else "one of its lines is"
+        complain(f"{folder / LOAD_FILE}: {said} left out, line {refused[0]} first: no complete row")
     return rows
 
 
-def _load_rows(folder: Path) -> list[mcperf.Row]:
-    try:
-        lines = (folder / LOAD_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
+def _load_rows(folder: Path) -> tuple[list[mcperf.Row], list[int]]:
+    """The load's rows, and the numbers of the lines that are left out."""
+    path, refused = folder / LOAD_FILE, list[int]()
+    if not path.exists():
+        return [], refused
+    lines = read_text(path, "a load's output", MOST_RECORD_BYTES, errors="replace").splitlines()
     start_s = started_at_s(folder)
-    return [
+    rows = [
         replace(row, start_s=row.start_s - start_s, end_s=row.end_s - start_s)
-        for row in mcperf.read_rows(lines)
+        for row in mcperf.read_rows(lines, refused.append)
         if not math.isnan(row.start_s)
     ]
+    return rows, refused
 
 
 def content(
@@ -265,13 +310,14 @@ def read_report(folder: Path) -> dict[str, Any]:
     What `report.json` holds.
 
     :param folder: what `write` wrote to
-    :raises InputError: if there is none
+    :raises InputError: if there is none, or it is not what `write` writes
     """
     path = folder / REPORT_FILE
+    report: dict[str, Any] = read_json(path, "a finished run's report")
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no finished run ({type(error).__name__})") from error
+        Report.model_validate(report)
+    except ValidationError as error:
+        raise InputError(validation_message(path, error)) from error
     return report
 
 
@@ -280,14 +326,17 @@ def read_intervals(folder: Path) -> list[mcperf.Row]:
     The measurement intervals of a finished run.
 
     :param folder: what `write` wrote to
+    :raises InputError: if they cannot be read
     """
-    with (folder / INTERVALS_FILE).open(encoding="utf-8", newline="") as file:
-        return [
-            mcperf.Row(
-                *(float(row[name]) for name in ("p95_us", "qps", "target_qps", "start_s", "end_s"))
-            )
-            for row in csv.DictReader(file)
-        ]
+    path = folder / INTERVALS_FILE
+    names = ("p95_us", "qps", "target_qps", "start_s", "end_s")
+    text = read_text(path, "a finished run's intervals", MOST_RECORD_BYTES)
+    try:
+        rows = list(csv.DictReader(text.splitlines()))
+        return [mcperf.Row(*(float(row[name]) for name in names)) for row in rows]
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        allowed = ", ".join(names)
+        raise InputError(f"{path}: must be rows of numbers under {allowed}") from error
 
 
 def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> None:
@@ -304,6 +353,18 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> N
     picture = ""
     if _draw(folder):
         picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
+    write_page(folder, scenario, report, picture)
+
+
+def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], picture: str) -> None:
+    """
+    Write the page alone.
+
+    :param folder: of the run's records
+    :param scenario: the problem
+    :param report: what `report.json` holds
+    :param picture: the run's, in base64; empty if there is none
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

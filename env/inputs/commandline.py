@@ -2,10 +2,11 @@
 
 import argparse
 import math
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from env.errors import InputError
+from env.errors import InputError, os_reason, printable
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -13,7 +14,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
 
 
 def whole_number(low: int, high: int | None = None) -> Any:
@@ -85,4 +86,21 @@ def require_writable(path: Path | None) -> None:
         if not existed:
             path.unlink()
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from error
+
+
+def require_folder(folder: Path) -> None:
+    """
+    Make sure that files can be made in a folder before the work is done that fills it.
+
+    :param folder: which; it is made if it does not exist
+    :raises InputError: if that is not possible
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written to ({os_reason(error)})") from error
+    except ValueError as error:
+        raise InputError(f"{folder}: cannot be written to (no name of a folder)") from error

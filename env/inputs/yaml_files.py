@@ -7,14 +7,13 @@ of a key that is given twice the last one wins unseen. So the events are counted
 made of them, and keys are compared.
 """
 
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from env.errors import InputError
+from env.inputs.text_files import read_text
 
 MOST_BYTES = 1 << 20
 """Size of a file; the largest profile has 40 KiB."""
@@ -37,6 +36,10 @@ class _Loader(_SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    problem="a key must be a single value", problem_mark=key.start_mark
+                )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"{key.value} is given twice", problem_mark=key.start_mark
@@ -56,7 +59,7 @@ def read_yaml(path: Path, what: str, instead: str = "") -> Any:
     :return: mappings, lists, texts and numbers
     :raises InputError: one line that names the file, the line of the fault and what is allowed
     """
-    text = _read(path, what, instead)
+    text = read_text(path, what, MOST_BYTES, instead)
     try:
         _require_modest(text)
         return yaml.load(text, _Loader)
@@ -64,26 +67,6 @@ def read_yaml(path: Path, what: str, instead: str = "") -> Any:
         raise InputError(f"{path}: not valid YAML{_where(error)}") from error
     except ValueError as error:  # a date or a number that is none
         raise InputError(f"{path}: not valid YAML: a value that cannot be read") from error
-
-
-def _read(path: Path, what: str, instead: str) -> str:
-    def refusal(reason: str) -> InputError:
-        hint = f"; {instead}" if instead else ""
-        return InputError(f"{path}: cannot be read as {what}: {reason}{hint}")
-
-    try:
-        # Without waiting: a named pipe has no writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise refusal("not a regular file")
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise refusal(f"larger than {MOST_BYTES >> 20} MiB")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise refusal((error.strerror or "unreadable").lower()) from error
-    except UnicodeDecodeError as error:
-        raise refusal("not UTF-8 text") from error
 
 
 def _require_modest(text: str) -> None:

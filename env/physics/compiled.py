@@ -6,8 +6,12 @@ are inlined from other modules, so a stale kernel could go on paying an old rewa
 folder is therefore named after a fingerprint of every source file of `env`.
 """
 
+import atexit
 import hashlib
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,30 @@ def cache_folder() -> Path:
     return Path(base) / "coretide" / source_fingerprint()
 
 
-numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+def usable_cache_folder() -> Path:
+    """
+    `cache_folder`, or where that cannot be written one that is gone with this process.
+
+    What this process starts uses the same one.
+    """
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # a user without a home
+        base = tempfile.mkdtemp(prefix="coretide-cache-")
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    os.environ["XDG_CACHE_HOME"] = base
+    print(
+        "coretide: compiled code cannot be kept: set XDG_CACHE_HOME to a folder you may write; "
+        f"{base} is used for now",
+        file=sys.stderr,
+    )
+    return cache_folder()
+
+
+numba.config.CACHE_DIR = str(usable_cache_folder())  # type: ignore[attr-defined]
 
 
 def _mangling_args(record: types.Record) -> tuple[str, tuple[str]]:

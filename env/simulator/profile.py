@@ -11,13 +11,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from env.errors import InputError, validation_message
 from env.inputs.yaml_files import read_yaml
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS, NEUTRAL_COSTS
@@ -203,25 +203,25 @@ def load_profile(name_or_path: str | Path) -> Profile:
     Read a profile.
 
     :param name_or_path: a built-in profile's name, or the path of a YAML file
-    :raises ValueError: one line that names the file, the field and what is allowed
+    :raises InputError: one line that names the file, the field and what is allowed
     """
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         path = BUILT_IN / f"{name_or_path}.yaml"
         if not path.is_file():
-            raise ValueError(
+            raise InputError(
                 f"unknown profile {str(name_or_path)!r}; known profiles: "
                 f"{', '.join(profile_names())} (or the path of a .yaml file)"
             )
     content = read_yaml(path, "a profile")
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
+        raise InputError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
     try:
         profile = Profile.model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_first(error)}") from None
+        raise InputError(validation_message(path, error)) from error
     if profile.hash and profile.hash != content_hash(profile):
-        raise ValueError(
+        raise InputError(
             f"{path}: hash: does not match the content; the file was edited after "
             "training.calibrate wrote it (remove the hash line to use it anyway)"
         )
@@ -282,14 +282,3 @@ def _check_fields(
             raise ValueError(
                 f"{where}.{name}: value {parameter.value:g} must lie in {low:g} to {high:g}"
             )
-
-
-def _first(error: ValidationError) -> str:
-    """The first of pydantic's complaints, on one line."""
-    detail: Any = error.errors()[0]
-    where = ".".join(str(part) for part in detail["loc"])
-    message = detail["msg"].removeprefix("Value error, ")
-    given = detail.get("input")
-    shown = f" (got {given!r})" if isinstance(given, (int, float, str)) else ""
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{where}: {message}{shown}{more}" if where else f"{message}{more}"

@@ -266,8 +266,22 @@ def test_bad_input_ends_a_command_with_one_line_and_code_2(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        f"coretide: {path}: service.slo_us: Input should be greater than 0"
+        f"coretide: {path}: service.slo_us: must be greater than 0, not 0"
     ]
+
+
+def test_names_and_paths_have_no_effect_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "\x1b[2J"
+    folder.mkdir()
+    path = write(folder, put("load", "a\x1b]0;b\x07", 1))
+    for wrong in (path, folder / "none\n\x9b.yaml"):
+        with pytest.raises(SystemExit), exit_on_bad_input():
+            load_scenario(wrong)
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 2
+    assert shown.replace("\n", "").isprintable()
 
 
 def test_a_bug_is_not_taken_for_bad_input() -> None:

@@ -248,6 +248,34 @@ def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file, t
     assert log.read_text() == "of an earlier run\n"
 
 
+def test_a_dry_run_ends_by_itself(deploy, server, scenario_file, groups_file):
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario_file()), "--dry-run")
+    assert run.finish(30.0) == 0
+    assert run.count("would start dedup") == 1
+    assert run.count("nothing was touched") == 1
+
+
+def test_without_docker_nothing_is_touched(deploy, server, scenario_file, groups_file, tmp_path):
+    before = service_process.affinities(server.pid)
+    nowhere = ("--docker", f"unix://{tmp_path}/nobody.sock")
+    options = ["--policy", str(groups_file), "--scenario", str(scenario_file())]
+    run = deploy(*options, *nowhere)
+    assert run.finish(20.0) == 2
+    assert len(run.lines) == 1 and "cannot be reached" in run.lines[0]
+    assert service_process.affinities(server.pid) == before
+    assert not run.state.exists() and not run.report.exists()
+    assert deploy("--restore", *nowhere).finish() == 0
+
+
+def test_a_port_in_use_leaves_nothing(deploy, server, scenario_file, groups_file):
+    options = ["--policy", str(groups_file), "--scenario", str(scenario_file())]
+    taken = ("--runtime", "process", "--metrics-port", str(server.port))
+    run = deploy(*options, *taken)
+    assert run.finish(20.0) == 2
+    assert len(run.lines) == 1 and "--metrics-port" in run.lines[0]
+    assert not run.state.exists() and not run.report.exists()
+
+
 def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, tmp_path):
     scenario = scenario_file(dedup=LONG, radix=LONG)
     options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
@@ -347,7 +375,7 @@ def test_bad_options_are_one_line(deploy, scenario_file, tmp_path):
         (["--memcached", "here"], "must be HOST:PORT"),
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
-        (nobody, "no memcached of this machine"),
+        ([*nobody, "--runtime", "process"], "no memcached of this machine"),
         ([*nobody, "--scenario", str(slow)], "control.period_s: 0.5 s; a deployment polls every"),
         ([*nobody, "--docker", "tcp://10.0.0.1:2375"], "must be at unix:///PATH"),
     ):

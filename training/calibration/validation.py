@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable
+from env.inputs.commandline import OneLineParser, require_folder, require_writable
 from env.simulator.profile import Profile
 from training.calibration.logs.course import DEFAULT_SLO_US, JOBS, SLO_US
 from training.calibration.logs.run_logs import read_runs
@@ -89,7 +89,7 @@ def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Repl
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
+    require_folder(folder)
     figure, axes = plt.subplots(figsize=(6, 6))
     for name in JOBS:
         rows = [(row[3], row[4]) for row in tally.job_rows if row[2] == name]

@@ -29,7 +29,7 @@ from deploy.records.recorder import (
 )
 from deploy.records.run_report import read_intervals, read_report
 from env.allocation import JobState
-from env.errors import InputError, exit_on_bad_input
+from env.errors import InputError, exit_on_bad_input, os_reason
 from env.inputs.commandline import OneLineParser
 from training.evaluation.plots import plot_run
 from training.evaluation.timeline import Interval, Recording, Span
@@ -144,8 +144,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             title = f"{read_report(folder)['policy']} on {scenario.name}"
             plot_run(recording_of(folder), scenario, title, folder / PICTURE_FILE)
             write_scalars(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{folder}: no finished run ({type(error).__name__})") from error
+        except InputError:
+            raise
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be drawn to ({os_reason(error)})") from error
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"{folder}: its run cannot be drawn from what the files say"
+            ) from error
 
 
 if __name__ == "__main__":

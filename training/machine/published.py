@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from env.inputs.commandline import require_folder
 from training.analysis.findings import (
     ALONE,
     breaches,
@@ -193,8 +194,8 @@ def write_report(folder: Path, out: Path) -> list[str]:
     :return: a line for each conclusion that was checked
     :raises InputError: if the tables cannot be used
     """
+    require_folder(out)
     data = read(folder)
-    out.mkdir(parents=True, exist_ok=True)
     points = curves(data.interference)
     all_knees = knees(points, REPORT_SLO_US)
     broken = breaches(points, REPORT_LOADS, REPORT_SLO_US)

@@ -245,6 +245,57 @@ def test_the_interval_in_which_the_last_job_ended_is_waited_for(
     late.join()
 
 
+@pytest.mark.parametrize(
+    ("bad", "line"),
+    [
+        ("read nan", 4),
+        ("read " + " ".join(["nan"] * len(mcperf.COLUMNS)), 4),
+        ("read " + " ".join(["inf"] * len(mcperf.COLUMNS)), 4),
+        ("read " + " ".join(["-1"] * len(mcperf.COLUMNS)), 4),
+        ("Timestamp start: never", 4),
+    ],
+)
+def test_malformed_output_of_the_load_is_said_in_one_line_and_the_rest_is_written(
+    tmp_path: Path, scenario: Scenario, capfd: pytest.CaptureFixture[str], bad: str, line: int
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    start_s = started_at_s(tmp_path)
+    rows = [
+        mcperf.format_row([100.0], 9e3, 9000, start_s + i * 0.01, start_s + (i + 1) * 0.01)
+        for i in (0, 1)
+    ]
+    (tmp_path / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, bad, ""]))
+    write_report(
+        tmp_path, "threshold-groups", ended_machine(scenario, 0.02, {}, {}), True, True, False
+    )
+    written = run_report.read_report(tmp_path)
+    assert [row.p95_us for row in run_report.read_intervals(tmp_path)] == [100.0, 100.0]
+    assert written["policy"] == "threshold-groups"
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and "load.txt" in said[0] and f"line {line} " in said[0]
+
+
+def test_a_log_without_a_start_costs_the_latency_not_the_report(
+    tmp_path: Path, scenario: Scenario, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Recorder(tmp_path, scenario, time.monotonic()).close()
+    (tmp_path / LOAD_FILE).write_text(mcperf.HEADER + "\n")
+    (tmp_path / EVENTS_FILE).write_text("when start scheduler\n")
+    write_report(tmp_path, "static", ended_machine(scenario, 0.02, {}, {}), True, True, False)
+    assert run_report.read_report(tmp_path)["policy"] == "static"
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", "[" * 100_000, '{"policy": NaN}', '{"policy": "static"}']
+)
+def test_a_report_of_others_is_read_or_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(InputError) as refused:
+        run_report.read_report(tmp_path)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
 def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
     assert run_report.content(outcome(), [], [], scenario.service.slo_us)["violation_ratio"] is None
 

@@ -32,6 +32,12 @@ def test_shipped_scenarios_are_far_from_the_limits(path: Path) -> None:
     assert read_yaml(path, "a scenario")["name"] == path.stem
 
 
+@pytest.mark.parametrize("content", ["{[a]: 1}", "? {a: 1}\n: 2\n", "- {[]: 1}"])
+def test_a_key_is_a_single_value(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match="at line 1: a key must be a single value"):
+        read(tmp_path, content)
+
+
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
 """A small file that would be two thousand million texts."""
 

@@ -29,7 +29,7 @@ def test_a_scan_runs_on_the_first_vm_unless_its_path_says_otherwise():
     [
         (("yields: true", "yield: true"), "groups.florianhitz/cca-group-090.yield: unknown field"),
         (("vm: slow", "vm: [slow]"), "scan_vms.1.vm: "),
-        (("    reason: shows one thread's curve\n", ""), "scans_left_out.3.reason: Field required"),
+        (("    reason: shows one thread's curve\n", ""), "scans_left_out.3.reason: is required"),
         (("groups:", "groups: ["), "not valid YAML"),
     ],
 )
