@@ -146,7 +146,7 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     return scenario, model
 
 
-def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
+def selection_figures(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
     """
     Play the selection traces in three settings.
 
@@ -171,7 +171,7 @@ def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """
-    Train and judge every variant, and write what came out.
+    Train and score every variant, and write what came out.
 
     :param argv: command line, the process's own if none is given
     """
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in range(arguments.seeds):
             for variant in arguments.variant or VARIANTS:
                 scenario, model = train(variant, seed, arguments.steps, whole)
-                figures = judge(scenario, network_of(model), whole)
+                figures = selection_figures(scenario, network_of(model), whole)
                 results.append({"variant": variant, "seed": seed, **figures})
                 print(json.dumps(results[-1]), flush=True)
         if arguments.json:
