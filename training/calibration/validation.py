@@ -92,11 +92,11 @@ def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Repl
     folder.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(figsize=(6, 6))
     for name in JOBS:
-        rows = [(row[3], row[4]) for row in tally.job_rows if row[2] == name]
+        rows = [(row.measured_s, row.open_s) for row in tally.job_rows if row.job == name]
         if rows:
             measured, simulated = zip(*rows, strict=True)
             axes.scatter(measured, simulated, s=12, alpha=0.6, label=name)
-    top = max(max(row[3], row[4]) for row in tally.job_rows)
+    top = max(max(row.measured_s, row.open_s) for row in tally.job_rows)
     axes.plot([0, top], [0, top], color="black", linewidth=0.8)
     axes.set(xlabel="measured duration [s]", ylabel="simulated duration [s]")
     axes.legend(frameon=False)
