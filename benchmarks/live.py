@@ -49,6 +49,7 @@ from env.observation import VERSION, feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace
 from env.telemetry import Telemetry
+from training.calibration.logs.course import JOBS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +65,6 @@ ASKED = {
     "actuate_docker_ms_p50": 30.0,
 }
 
-JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
 LOW_QPS, HIGH_QPS = 8_000, 60_000
 JUMP_EVERY_S = 1.313
 """No multiple of the polling period, so that jumps fall anywhere between two polls."""
