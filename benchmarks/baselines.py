@@ -35,7 +35,7 @@ class TimedPolicy:
     """
     A policy whose decisions are timed.
 
-    :param policy: which
+    :param policy: the policy to time
     """
 
     def __init__(self, policy: agents.Policy):
@@ -58,8 +58,8 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
     """
     One baseline's costs.
 
-    :param name: which
-    :param machine: where
+    :param name: name of the baseline
+    :param machine: the simulated machine to run on
     :param episodes: how many to run; the cost of `EPISODES` is extrapolated from them
     """
     policy = agents.make(name)

@@ -103,8 +103,8 @@ def two_vcpus(path: Path, command: Sequence[str]) -> Scenario:
     """
     A problem for two vCPUs with seven jobs.
 
-    :param path: where it is written
-    :param command: what each job does
+    :param path: the scenario file to write
+    :param command: command of each job
     """
     jobs = [
         {
@@ -135,8 +135,8 @@ def write_untrained(path: Path, scenario: Scenario, hidden: int = 64) -> Path:
     """
     A checkpoint as training exports it, of a network that has learned nothing.
 
-    :param path: where
-    :param scenario: whose observations and actions it has
+    :param path: the checkpoint to write
+    :param scenario: the problem whose observations and actions the network has
     :param hidden: width of its two hidden layers
     """
     table, width = edit_table(scenario), feature_count(scenario)
@@ -174,7 +174,7 @@ def decisions(server: memcached.Memcached, folder: Path, count: int) -> dict[str
 
     :param server: memcached
     :param folder: for the records
-    :param count: how many decisions of each kind
+    :param count: number of decisions of each kind
     """
     scenario = load_scenario("cca-2025")
     policy = agents.make("best.zip")
@@ -217,7 +217,7 @@ def reactions(server: memcached.Memcached, folder: Path, jumps: int) -> dict[str
 
     :param server: memcached
     :param folder: for state and records
-    :param jumps: how many
+    :param jumps: number of load jumps
     """
     scenario = two_vcpus(folder / "two.yaml", ["stress-ng", "--cpu", "{threads}"])
     moved_s: list[float] = []

@@ -118,7 +118,7 @@ class Crowd:
         self._neighbours = neighbours
         self._rests = False
 
-    def be(self, mode: str) -> None:
+    def yield_as(self, mode: str) -> None:
         """
         Yield in another way from now on.
 
@@ -171,7 +171,7 @@ def slices(
     """
     Measure memcached in one slice of time after the other, under a constant load.
 
-    :param bench: where
+    :param bench: the testbed to measure on
     :param server: a running memcached
     :param crowd: the jobs beside it
     :param modes: of each slice
@@ -182,7 +182,7 @@ def slices(
     """
     # A slice more at each end: the client may start late, and it ends with its last one.
     trace = LoadTrace.explicit([qps] * (len(modes) + 2), timing.step_s)
-    crowd.be(REST)
+    crowd.yield_as(REST)
     with contextlib.ExitStack() as stack:
         client = bench.client(server, trace)
         stack.callback(client.stop)
@@ -194,7 +194,7 @@ def slices(
         client.row(0)
         found = []
         for index, mode in enumerate(modes, start=1):
-            crowd.be(mode)
+            crowd.yield_as(mode)
             start_s = client.start_s + index * timing.step_s
             sleep_until(start_s + timing.warm_s)
             begun_s, served = requests_served(stats)
@@ -230,9 +230,9 @@ def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) 
     """
     Measure one arrangement.
 
-    :param bench: where
-    :param what: it
-    :param plan: how long
+    :param bench: the testbed to measure on
+    :param what: the arrangement to measure
+    :param plan: how long each slice is measured, and how many turns
     :param modes: the ways to yield that this kernel has
     :return: `modes` with the medians over the turns, `ratios` to none with those of the pairs,
         `turns` with every turn's figures, and the load
@@ -259,9 +259,9 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
     """
     What the slices say.
 
-    :param sequence: the mode of each, in pairs with none
-    :param rows: the figures of each
-    :param turns: how many turns they make
+    :param sequence: the mode of each slice, in pairs with none
+    :param rows: the figures of each slice
+    :param turns: number of turns that the slices make
     """
     by_mode: dict[str, list[Figures]] = {mode: [] for mode in MODES if mode in sequence}
     ratios: dict[str, list[Figures]] = {mode: [] for mode in by_mode if mode != "none"}
@@ -294,7 +294,7 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
     """
     One arrangement for the terminal: medians, in brackets over none, and each turn below.
 
-    :param what: it
+    :param what: the arrangement that was measured
     :param measured: see `measure`
     """
     title = f"{what}, {measured['load_qps']:,} requests/s"
@@ -348,7 +348,7 @@ def run(plan: Plan) -> dict[str, Any]:
     """
     Measure all arrangements, and show each.
 
-    :param plan: how long
+    :param plan: how long each slice is measured, and how many turns
     :return: what `--json` writes
     :raises InputError: if this machine cannot be measured
     """

@@ -148,7 +148,7 @@ class EpisodeFactory:
 
         :param hosts: structured array[B]
         :param targets: float64[B, n_intervals], receives the trace [requests/s]
-        :param index: which host
+        :param index: index of the host
         :param trace_seed: seed of mcperf's load
         :param rng: source of everything else that is random in the episode
         """

@@ -176,7 +176,7 @@ class Profile(BaseModel):
         """
         The profile of one of the VMs it was fitted to.
 
-        :param name: which of `vms`
+        :param name: name of the VM, one of `vms`
         :raises ValueError: there is no such VM
         """
         if name not in self.vms:
@@ -233,7 +233,7 @@ def save_profile(profile: Profile, path: Path) -> Profile:
     Write a profile with its content hash; the same content gives the same bytes.
 
     :param profile: the profile; its own hash is ignored
-    :param path: where to
+    :param path: the file to write
     :return: the profile as written
     """
     profile = profile.model_copy(update={"hash": content_hash(profile)})

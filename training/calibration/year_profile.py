@@ -106,7 +106,7 @@ def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> 
     Read and check the runs and scaling tables of one edition.
 
     :param data: folder of measured tables
-    :param edition: whose
+    :param edition: the edition whose runs are read
     :param note: is told what was left out
     :raises InputError: a table is missing, empty or of no use
     """
@@ -181,7 +181,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
 
     :param data: folder of measured tables
     :param name: profile to fit, one of `EDITIONS`
-    :param say: where to report; silent if not given
+    :param say: receives lines of progress; silent if not given
     :raises InputError: unusable tables, or a fit that cannot be trusted
     """
     edition = EDITIONS.get(name)

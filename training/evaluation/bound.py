@@ -203,7 +203,7 @@ def lower_bounds(factory: EpisodeFactory, starts: Sequence[EpisodeStart]) -> lis
     How short a makespan can be at best, for each trace [s].
 
     :param factory: what the episodes look like; all of one physics
-    :param starts: which episodes
+    :param starts: the episodes to bound
     """
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
     seconds = []
@@ -225,7 +225,7 @@ def bound_report(
     How far the best possible is, on average; see `docs/bound.md`.
 
     :param factory: what the episodes look like
-    :param starts: which episodes
+    :param starts: the episodes to bound
     :param searched: so many of them, the first, get the search, which takes seconds each
     :param evaluations: schedules tried on each; see
         `training.evaluation.schedule_search.best_schedules`

@@ -28,7 +28,7 @@ def plot_run(recording: Recording, scenario: Scenario, title: str, path: Path) -
     :param recording: the run
     :param scenario: the problem
     :param title: of the picture
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     """
     figure = Figure(figsize=(13, 10), layout="constrained")
     figure.suptitle(title)
@@ -47,7 +47,7 @@ def draw_latency(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     p95 of each interval as a bar, with the SLO, and the load.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the SLO
     """
@@ -95,7 +95,7 @@ def mark_starts(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     A line where each job starts; jobs that start together share a label.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the jobs their colours
     """
@@ -134,7 +134,7 @@ def draw_service(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     How many vCPUs memcached has, and the load.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the number of vCPUs
     """
@@ -170,7 +170,7 @@ def draw_gantt(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     One row a vCPU: who was there when; jobs that share one lie above each other.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives vCPUs and jobs
     """
@@ -230,7 +230,7 @@ def spans_on(vcpu: int, spans: list[Span]) -> list[Span]:
     """
     When a job was on a vCPU, whatever other vCPUs it had meanwhile.
 
-    :param vcpu: which
+    :param vcpu: number of the vCPU
     :param spans: the job's spans
     """
     joined: list[Span] = []

@@ -53,7 +53,7 @@ class Case:
     :param makespan_s: measured, mean over its runs
     :param makespan_sd_s: standard deviation over its runs; 0 where only a mean is known
     :param violation_ratio: measured, mean over its runs
-    :param source: whose, and how many runs
+    :param source: the group that published it, and the number of its runs
     :param vms: the VMs it ran on, by their names in the profile; none where that does not know them
     """
 
@@ -131,7 +131,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     """
     The case in the simulator, on the profile as it is.
 
-    :param case: which
+    :param case: the published result to reproduce
     :param episodes: runs
     :param entropy: what is random follows from it
     """
@@ -162,7 +162,7 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     """
     The case in the simulator, on the VMs it ran on (or the profile's) and on VMs drawn around it.
 
-    :param case: which
+    :param case: the published result to reproduce
     :param episodes: runs of each kind
     :param entropy: what is random follows from it
     """

@@ -113,7 +113,7 @@ class Search:
     Simulated annealing over schedules, for one episode or for several at once.
 
     :param factory: what episodes look like
-    :param starts: which episodes; a schedule is judged by its mean over them
+    :param starts: the episodes; a schedule is judged by its mean over them
     :param rng: of the search itself
     :param as_edits: keep to the vCPU sets and weights that `env.action` can express
     """
@@ -154,7 +154,7 @@ class Search:
         """
         Improve a schedule.
 
-        :param schedule: where to begin
+        :param schedule: the schedule to begin with
         :param evaluations: schedules to try
         :return: the best makespan without a violation [s], infinite if none was found, and how
         """
@@ -238,7 +238,7 @@ def general_schedule(
     One schedule for many traces, of vCPU sets and weights that edits can express.
 
     :param factory: what the episodes look like
-    :param starts: which episodes it is made for
+    :param starts: the episodes that the schedule is made for
     :param evaluations: schedules to try, in three runs
     :param rng: of the search
     :return: its mean makespan [s], infinite if every one found breaks the SLO, and the schedule
@@ -256,7 +256,7 @@ def best_schedules(
     The makespan of the best schedule found for each trace, none of its intervals over the SLO.
 
     :param factory: what the episodes look like
-    :param starts: which episodes
+    :param starts: the episodes to search a schedule for, one each
     :param evaluations: schedules tried on each, beginning from one that is good on twelve of them
     :return: seconds; infinite where no schedule without a violation was found
     """

@@ -75,7 +75,7 @@ class TimelineRecorder:
         """
         Let time pass as `SimulatedMachine.advance` does, and write down what happened.
 
-        :param machine: which
+        :param machine: the machine to advance and record
         :param until_s: when the policy decides next
         :param wakes: whether events end the wait
         """

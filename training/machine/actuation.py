@@ -73,7 +73,7 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     """
     Start, move, weigh, pause and resume a job, many times.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param runtime: who runs the job
     :param watch: takes the times
     :raises RuntimeUnavailableError: if it cannot be reached
@@ -113,7 +113,7 @@ def time_service(testbed: Testbed, server: Memcached, watch: Stopwatch) -> None:
     """
     Move memcached's threads, read its CPU time and its counters, many times.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param server: a running memcached
     :param watch: takes the times
     """
@@ -141,7 +141,7 @@ def sensor_noise(
     """
     Relative standard deviation of memcached's CPU reading over a second of steady load.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param server: a running memcached
     :param cores: its vCPUs
     :param load_qps: the load

@@ -136,8 +136,8 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testb
 
     :param scenario: what the machine is measured for
     :param mode: how thoroughly
-    :param store: where it goes
-    :param testbed: where
+    :param store: the store that receives the measurements
+    :param testbed: the testbed to measure on
     """
     columns = (
         TextColumn("{task.description:28}"),

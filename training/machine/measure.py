@@ -189,7 +189,7 @@ class Task:
     """
     Something to measure, in rounds.
 
-    :param table: where its rows go
+    :param table: name of the table that receives its rows
     :param key: names it
     :param point: the column that tells its points apart
     :param points: their values
@@ -241,7 +241,7 @@ class Campaign:
 
     :param scenario: gives memcached's threads, its vCPUs, and the jobs
     :param mode: how thoroughly
-    :param store: where it goes
+    :param store: the store that receives the measurements
     :param advance: told the seconds that something took, and what it was
     """
 
@@ -262,7 +262,7 @@ class Campaign:
         """
         Measure everything that the store does not have.
 
-        :param testbed: where
+        :param testbed: the testbed to measure on
         :raises InputError: if something fails that a user can mend
         """
         self._advance(self._spent_s, "done before")
@@ -276,8 +276,8 @@ class Campaign:
         """
         Measure rounds of all tasks in turns, as the module says.
 
-        :param testbed: where
-        :param tasks: what
+        :param testbed: the testbed to measure on
+        :param tasks: the tasks to measure
         """
         least, most = self.mode.rounds
         for number in range(most):

@@ -86,8 +86,8 @@ class Neighbour:
     """
     Something that runs beside, and is started again when it ends.
 
-    :param testbed: where
-    :param what: it
+    :param testbed: the testbed to run on
+    :param what: the job to keep running, with its threads, vCPUs and weight
     :param group: its control group
     """
 
@@ -129,7 +129,7 @@ class Testbed:
     """
     See the module; made by `open_testbed`.
 
-    :param hierarchy: where control groups are
+    :param hierarchy: the control group hierarchy of this machine
     :param outer: the group of everything measured
     :param service: memcached's group, below it
     :param folder: for the jobs' proofs
@@ -212,7 +212,7 @@ class Testbed:
         """
         Keep something running, as a sibling of memcached's group.
 
-        :param what: it, or nothing
+        :param what: the job to keep running; None keeps nothing running
         """
         if what is None:
             yield None
@@ -305,10 +305,10 @@ class Testbed:
         """
         Run a job to its end.
 
-        :param job: which
+        :param job: the job to run
         :param threads: its thread count
         :param cores: its vCPUs
-        :param limit_s: it is ended after this time
+        :param limit_s: the job is ended after this time [s]
         :param neighbour: what runs beside it, and is kept running
         :return: real_s (NaN if it did not end in time), cpu_s, start_s, foreign_cores, disturbed
         :raises InputError: if it fails

@@ -89,7 +89,7 @@ def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
 
     :param logits: float32[B, A]
     :param observations: float32[B, n_features + A]
-    :param row: which decision
+    :param row: index of the decision
     :param work: from `scratch`
     :return: logit - log-probability of any legal action, and the entropy
     """
@@ -173,7 +173,7 @@ def slope(  # type: ignore[no-untyped-def]
     d log p_a / d logit_j = [j = a] - p_j;  d entropy / d logit_j = -p_j (log p_j + entropy)
 
     :param logits: float32[B, A]
-    :param row: which decision
+    :param row: index of the decision
     :param probabilities: float32[A or more]
     :param offset: logit - log-probability
     :param entropy: of the decision

@@ -57,7 +57,7 @@ def read_runs(
     """
     Read the runs of a folder.
 
-    :param folder: where `runs`, `intervals` and `events` are
+    :param folder: folder of the tables `runs`, `intervals` and `events`
     :param jobs: jobs the profile knows; runs with others are skipped
     :param years: keep only these years, where the table gives dates (all if empty)
     :param server: keep only this machine type, where the table gives it (all if empty)

@@ -109,7 +109,7 @@ class RunningJob(NamedTuple):
     """
     A job within a stretch.
 
-    :param job: which
+    :param job: the running job
     :param cores: bit mask of its vCPUs
     """
 
