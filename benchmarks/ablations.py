@@ -37,6 +37,7 @@ from env.simulator.vector_env import ColocationVecEnv
 from training.evaluation.schedule_search import Schedule
 from training.imitation.expert import find_schedule
 from training.imitation.fit_network import imitate
+from training.outputs import write_json
 from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.masked_policy import linear_layers
@@ -54,6 +55,7 @@ VARIANTS = (
     "no-shaping",
     "no-sharing",
 )
+
 MEMORY = (*range(3, 5 + HISTORY), 10 + HISTORY, 11 + HISTORY)
 """Features (`env.observation`) that say what was, not what is."""
 
@@ -193,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 results.append({"variant": variant, "seed": seed, **figures})
                 print(json.dumps(results[-1]), flush=True)
         if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_json(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace
 from env.telemetry import Telemetry
 from training.calibration.logs.course import JOBS
+from training.outputs import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -471,7 +472,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 asked = f"   asked: at most {ASKED[name]:g}" if name in ASKED else ""
                 print(f"{name:24} {value:10.3f}{asked}", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        with exit_on_bad_input():
+            write_json(figures, arguments.json)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} vCPUs")
 
 

@@ -12,14 +12,12 @@ are measured, beside one job and beside several, on one vCPU and on two where th
 
 import argparse
 import contextlib
-import json
-import math
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -44,6 +42,7 @@ from training.machine import preflight
 from training.machine.pressure import STRESS, Beside
 from training.machine.readings import FOREIGN_LIMIT, requests_served
 from training.machine.testbed import Neighbour, Testbed, Timing, on_time, open_testbed, sleep_until
+from training.outputs import write_json
 
 MODES = ("none", "weight", "idle", "equal")
 REST = "rest"
@@ -226,6 +225,17 @@ def medians(rows: Sequence[Figures]) -> Figures:
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
+def median_ratios(pairs: Sequence[Figures]) -> dict[str, float | None]:
+    """
+    The median of each ratio.
+
+    :param pairs: the ratios of each pair, without those to a figure of zero
+    :return: one value for each of `COMPARED`; None where no pair has a ratio
+    """
+    known = {name: [pair[name] for pair in pairs if name in pair] for name in COMPARED}
+    return {name: median(values) if values else None for name, values in known.items()}
+
+
 def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) -> dict[str, Any]:
     """
     Measure one arrangement.
@@ -271,9 +281,7 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
         pair = dict(zip(sequence[first : first + 2], rows[first : first + 2], strict=True))
         none = pair.pop("none")
         mode, row = pair.popitem()
-        ratios[mode].append(
-            {name: row[name] / none[name] if none[name] else math.nan for name in COMPARED}
-        )
+        ratios[mode].append({name: row[name] / none[name] for name in COMPARED if none[name]})
     of_turns = []
     for turn in range(turns):
         parts = {mode: len(found) // turns for mode, found in by_mode.items()}
@@ -285,7 +293,7 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
         )
     return {
         "modes": {mode: medians(found) for mode, found in by_mode.items()},
-        "ratios": {mode: medians(found) for mode, found in ratios.items()},
+        "ratios": {mode: median_ratios(pairs) for mode, pairs in ratios.items()},
         "turns": of_turns,
     }
 
@@ -311,7 +319,7 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
     return view
 
 
-def cells(figures: Figures, ratios: Figures) -> list[str]:
+def cells(figures: Figures, ratios: Mapping[str, float | None]) -> list[str]:
     """
     A row of the table.
 
@@ -320,9 +328,8 @@ def cells(figures: Figures, ratios: Figures) -> list[str]:
     """
 
     def cell(name: str, shown: str) -> str:
-        if name not in ratios:
-            return shown
-        return f"{shown} ({ratios[name]:.{2 if ratios[name] < 10 else 0}f})"
+        ratio = ratios.get(name)
+        return shown if ratio is None else f"{shown} ({ratio:.{2 if ratio < 10 else 0}f})"
 
     return [
         f"{figures['p50_us']:,.0f}",
@@ -386,11 +393,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         with exit_on_bad_input():
             require_writable(arguments.json)
             result = run(plan)
+            if arguments.json:
+                write_json(result, arguments.json)
     except KeyboardInterrupt:
         print("stopped; nothing is left running", file=sys.stderr)
         sys.exit(130)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from rich.table import Table
 
 from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from training.outputs import write_json
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024
@@ -287,7 +288,7 @@ def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
         report[figure] = {name: interval(values) for name, values in finals.items()}
         report[figure]["fast - stock"] = interval(finals["fast"] - finals["stock"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "learning_curves.json").write_text(json.dumps(report), encoding="utf-8")
+    write_json(report, folder / "learning_curves.json")
     plot(report, folder / "learning_curves.png")
     return report
 
@@ -342,11 +343,18 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
 
 
-def interval(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Mean and half the width of its 95 % confidence interval."""
+def interval(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
+    """
+    Mean and half the width of its 95 % confidence interval.
+
+    :param values: float64[n], n at least 1
+    :return: `mean` and `ci95`, which is None for a single value
+    """
     count = len(values)
-    half = T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count) if count > 1 else np.nan
-    return {"mean": float(values.mean()), "ci95": float(half)}
+    mean = float(values.mean())
+    if count == 1:
+        return {"mean": mean, "ci95": None}
+    return {"mean": mean, "ci95": float(T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count))}
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
@@ -366,13 +374,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
             steps = sorted(set.intersection(*(set(curve["steps"]) for curve in curves)))
             mean = np.mean([np.interp(steps, c["steps"], c[name]) for c in curves], axis=0)
             end = report[name][algorithm]
-            axis.plot(
-                steps,
-                mean,
-                colour,
-                lw=2,
-                label=f"{algorithm}: {end['mean']:.3g} ± {end['ci95']:.2g} at the end",
-            )
+            spread = "" if end["ci95"] is None else f" ± {end['ci95']:.2g}"
+            end_label = f"{algorithm}: {end['mean']:.3g}{spread} at the end"
+            axis.plot(steps, mean, colour, lw=2, label=end_label)
         axis.set(xlabel="decisions", ylabel=label)
         axis.legend()
     figure.suptitle(f"stock PPO and FastPPO, {len(report['seeds'])} seeds (simulated)")
@@ -408,13 +412,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
     elif arguments.learning_curves:
-        report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
+        with exit_on_bad_input():
+            report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
         print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
     else:
         report = measure(arguments.repetitions, arguments.rollouts, arguments.threads)
         show(report)
         if arguments.json:
-            arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+            with exit_on_bad_input():
+                write_json(report, arguments.json)
 
 
 if __name__ == "__main__":

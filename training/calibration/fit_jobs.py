@@ -234,7 +234,7 @@ def fit_jobs(
 
     :param states: who ran beside whom, and for how long
     :param scaling: run times alone, by thread count
-    :param start: the unknowns to begin at; a bootstrap sample begins at the full fit
+    :param start: the fit to begin at; a bootstrap sample begins at the full fit
     :param group_weights: weight of each group's squared residuals, 1 if not given
     """
     names, priors = _free_parameters(scaling)
