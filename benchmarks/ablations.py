@@ -109,7 +109,7 @@ def scenario_without(variant: str) -> Scenario:
 
 
 @cache
-def schedule_for(scenario: Scenario, seed: int, imitation: Imitation) -> Schedule:
+def _schedule_for(scenario: Scenario, seed: int, imitation: Imitation) -> Schedule:
     """What is imitated; the same for all variants of a scenario."""
     return find_schedule(EpisodeFactory(scenario), seed, imitation)[1]
 
@@ -138,7 +138,7 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     model = new_model(recipe, environments(recipe.n_envs, torch.get_num_threads()), seed, FastPPO)
     if recipe.imitation:
         stage = environments(recipe.imitation.n_envs, 1)
-        schedule = schedule_for(scenario, seed, recipe.imitation)
+        schedule = _schedule_for(scenario, seed, recipe.imitation)
         imitate(model, stage, schedule, seed, recipe.imitation)
     model.learn(steps)
     if variant == "no-history":  # it never saw them

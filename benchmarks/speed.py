@@ -78,7 +78,7 @@ class RandomEdits:
         return np.where(self._rng.random(drawn.shape) < EDIT_PROBABILITY, drawn, 0)
 
 
-def action_stream(n_actions: int) -> tuple[Any, str]:
+def _action_stream(n_actions: int) -> tuple[Any, str]:
     """Who chooses the actions of the environment's benchmark, and how that is called."""
     from agents.checkpoint import find_checkpoint, read_checkpoint
     from agents.ppo.network import MaskedNetwork
@@ -88,13 +88,13 @@ def action_stream(n_actions: int) -> tuple[Any, str]:
     return RandomEdits(n_actions), f"legal random edits, probability {EDIT_PROBABILITY}"
 
 
-def batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, str]:
+def _batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, str]:
     """Steps and simulated seconds per second of `ColocationVecEnv` on a core, and who acts."""
     from env.scenario import load_scenario
     from env.simulator.vector_env import ColocationVecEnv
 
     environments = ColocationVecEnv(load_scenario("cca-2025"), BATCH, gamma=1.0)
-    actor, stream = action_stream(len(environments.factory.table))
+    actor, stream = _action_stream(len(environments.factory.table))
     observations = environments.reset()
     spent = simulated = 0.0
     for step in range(warm_up + n_steps):
@@ -108,7 +108,7 @@ def batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, s
     return n_steps * BATCH / spent, simulated / spent, stream
 
 
-def single_step_us(n_steps: int = 5000) -> float:
+def _single_step_us(n_steps: int = 5000) -> float:
     """Microseconds of one step of the Gymnasium environment."""
     import gymnasium
     from gymnasium import spaces
@@ -185,7 +185,7 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     }
 
 
-def training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
+def _training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     """`training_run` in a process of its own, with the seconds from its start to the first step."""
     command = [sys.executable, "-m", "benchmarks.speed", "--train", "fast" if fast else "stock"]
     command += ["--rollouts", str(rollouts), "--threads", str(threads)]
@@ -208,16 +208,16 @@ def measure(repetitions: int, rollouts: int, threads: int) -> dict[str, Any]:
     :param threads: of each training process
     """
     samples: dict[str, list[float]] = {name: [] for name in (*TARGETS, SIMULATED)}
-    training_process(False, 1, threads)  # compiles the kernels
-    training_process(True, 1, threads)
+    _training_process(False, 1, threads)  # compiles the kernels
+    _training_process(True, 1, threads)
     stream = ""
     for _ in range(repetitions):
-        rate, simulated, stream = batch_speed()
+        rate, simulated, stream = _batch_speed()
         samples["env_steps_per_s_core"].append(rate)
         samples[SIMULATED].append(simulated)
-        samples["env_step_us_single"].append(single_step_us())
+        samples["env_step_us_single"].append(_single_step_us())
         for fast, name in ((False, "ppo_steps_per_s"), (True, "ppo_fast_steps_per_s")):
-            run = training_process(fast, rollouts, threads)
+            run = _training_process(fast, rollouts, threads)
             samples[name].append(run["steps_per_s"])
             samples["peak_training_memory_gib"].append(run["peak_gib"])
             samples["import_to_training_s"].append(run["import_to_training_s"])

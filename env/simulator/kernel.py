@@ -79,7 +79,7 @@ def step(h, rows, targets, edit, gamma, terms):
     """
     before_s = h.now_s
     actuations = h.actuations
-    potential = reward.potential(work_left(h), h.n_vcpus)
+    potential = reward.potential(_work_left(h), h.n_vcpus)
     h.violated_s = 0.0
     h.over_slo_s = 0.0
     if decision.decide_edit(h, rows, edit):
@@ -91,7 +91,7 @@ def step(h, rows, targets, edit, gamma, terms):
     advance(h, targets, h.now_s + (h.hold_s if h.kept else h.period_s))
     sense(h)
     observation.remember(h)
-    ended = how_ended(h)
+    ended = _how_ended(h)
     write_terms(h, terms, h.now_s - before_s, h.actuations - actuations, potential, gamma, ended)
     return ended
 
@@ -114,7 +114,7 @@ def observe(h, rows, row):
 
 
 @inlined
-def work_left(h):
+def _work_left(h):
     """Solo-core seconds of work left, launch overheads included."""
     total = 0.0
     for job in range(h.work_left_s.shape[0]):
@@ -125,7 +125,7 @@ def work_left(h):
 
 
 @inlined
-def how_ended(h):
+def _how_ended(h):
     """How the episode ended: `TERMINATED`, `TRUNCATED`, or 0 while it goes on."""
     if all_done(h):
         return TERMINATED
@@ -152,9 +152,9 @@ def write_terms(h, terms, step_s, actuations, potential, gamma, ended):
     :param actuations: how many changes were sent
     :param potential: what the decision began with; an episode that has terminated has none left
     :param gamma: the trainer's discount, for the shaping term
-    :param ended: see `how_ended`
+    :param ended: see `_how_ended`
     """
-    after = 0.0 if ended == TERMINATED else reward.potential(work_left(h), h.n_vcpus)
+    after = 0.0 if ended == TERMINATED else reward.potential(_work_left(h), h.n_vcpus)
     terms[0] = reward.time_term(step_s)
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
     terms[2] = reward.churn_term(1 - h.kept + actuations)
@@ -195,19 +195,19 @@ def advance(h, targets, until_s):
                 changed = True
         if h.interval_ends_s <= h.now_s + SOON_S:
             end_interval(h)
-            begin_interval(h, targets)
+            _begin_interval(h, targets)
             changed = True
         if changed:
             refresh(h)
         if all_done(h):
-            complete_interval(h)
+            _complete_interval(h)
             return
     if h.now_s >= h.duration_s - SOON_S and h.sent_requests > 0.0:
         end_interval(h)  # cut short by the time cap; it counts as far as it came
 
 
 @compiled
-def begin_interval(h, targets):
+def _begin_interval(h, targets):
     """Move the load to its next target; wake a sleeping policy if it can see the move."""
     h.interval += 1
     before = h.load_qps
@@ -236,7 +236,7 @@ def end_interval(h):
 
 
 @compiled
-def complete_interval(h):
+def _complete_interval(h):
     """
     Serve the rest of the last interval without batch work.
 
@@ -345,7 +345,7 @@ def interval_p95_at(hosts, b):
 @compiled
 def over_at(hosts, b):
     """Whether the episode of host b has ended, completed or cut off."""
-    return how_ended(hosts[b]) != 0
+    return _how_ended(hosts[b]) != 0
 
 
 @compiled

@@ -156,7 +156,7 @@ class EpisodeFactory:
         host = hosts[index]
         variation = self.variation
         if variation.interval_s is not None:
-            host["interval_s"] = log_uniform(variation.interval_s, rng)
+            host["interval_s"] = _log_uniform(variation.interval_s, rng)
         between = self._draw_range(rng)
         load = self.scenario.load
         count = interval_count(load.duration_s, float(host["interval_s"]))
@@ -174,7 +174,7 @@ class EpisodeFactory:
                 up = rng.random(host[name].shape) < 0.5
                 host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
             host["service_params"][VM_SPEED] = vm_speed
-            keep_physical(host)
+            _keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
         host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
@@ -185,9 +185,9 @@ class EpisodeFactory:
         load, variation = self.scenario.load, self.variation
         least, most = load.qps_min, load.qps_max
         if variation.most_load is not None:
-            most = max(1, round(most * log_uniform(variation.most_load, rng)))
+            most = max(1, round(most * _log_uniform(variation.most_load, rng)))
         if variation.least_load is not None:
-            least = max(1, round(least * log_uniform(variation.least_load, rng)))
+            least = max(1, round(least * _log_uniform(variation.least_load, rng)))
         return min(least, most), most
 
     def head_start(self, host: Any, rng: np.random.Generator) -> None:
@@ -265,16 +265,16 @@ class EpisodeFactory:
         # The load's clock is late, and with it every interval.
         lags_s = host["host_params"][[LOAD_LAG_LOW_S, LOAD_LAG_HIGH_S]]
         host["interval_ends_s"] += rng.uniform(*sorted(lags_s))
-        keep_physical(host)
+        _keep_physical(host)
 
 
-def log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
+def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
     """A number from a range, uniform in its logarithm."""
     low, high = range_
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def keep_physical(host: Any) -> None:
+def _keep_physical(host: Any) -> None:
     """Keep drawn parameters that are fractions from passing 1."""
     host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
     for field, most in ((SERIAL_FRACTION, 0.95), (JOB_SMT, 1.0)):

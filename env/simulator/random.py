@@ -32,7 +32,7 @@ def draw(h, first, second):
 
 
 @compiled
-def move_on(h, first, second):
+def _move_on(h, first, second):
     """Move the state as many draws on."""
     h.random[0] = first * (h.random[0] & _BITS) % FIRST_MODULUS
     h.random[1] = second * (h.random[1] & _BITS) % SECOND_MODULUS
@@ -42,7 +42,7 @@ def move_on(h, first, second):
 def uniform(h):
     """A number in (0, 1)."""
     number = draw(h, FIRST_1, SECOND_1)
-    move_on(h, FIRST_1, SECOND_1)
+    _move_on(h, FIRST_1, SECOND_1)
     return number
 
 
@@ -55,7 +55,7 @@ def two_noises(h):
     """
     one = draw(h, FIRST_1, SECOND_1) + draw(h, FIRST_2, SECOND_2)
     other = draw(h, FIRST_3, SECOND_3) + draw(h, FIRST_4, SECOND_4)
-    move_on(h, FIRST_4, SECOND_4)
+    _move_on(h, FIRST_4, SECOND_4)
     return (one - 1.0) * 2.449489742783178, (other - 1.0) * 2.449489742783178
 
 

@@ -42,14 +42,14 @@ _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move 
 @compiled
 def refresh(h):
     """Bring latency, shares and speeds up to date with the load and the allocation in force."""
-    place_batch(h)
-    ask_for_service(h)
+    _place_batch(h)
+    _ask_for_service(h)
     pressure = job_speeds(
         h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
         h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy, h.client,
     )  # fmt: skip
-    weigh_batch(h)
-    fill_vcpus(h)
+    _weigh_batch(h)
+    _fill_vcpus(h)
     answer(h, pressure)
     # With a backlog, or one that begins, rates change at no time that can be told from afar.
     keeps_up = h.backlog == 0.0 and h.load_qps <= h.capacity_qps
@@ -57,7 +57,7 @@ def refresh(h):
 
 
 @inlined
-def place_batch(h):
+def _place_batch(h):
     """Which jobs run, and the most that batch work may use of each vCPU."""
     n_jobs, n_vcpus = h.used.shape
     for vcpu in range(n_vcpus):
@@ -74,7 +74,7 @@ def place_batch(h):
 
 
 @inlined
-def ask_for_service(h):
+def _ask_for_service(h):
     """
     What memcached asks for of each vCPU.
 
@@ -82,7 +82,7 @@ def ask_for_service(h):
     for siblings are really used follows from what memcached asks for.
     """
     n_vcpus = h.occupancy.shape[0]
-    h.client = client_share(h)
+    h.client = _client_share(h)
     asked = service_occupancy(
         math.inf if h.backlog > 0.0 else h.load_qps, h.service_threads, h.true_service, h.sibling,
         h.background, h.equal, h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
@@ -94,7 +94,7 @@ def ask_for_service(h):
 
 
 @inlined
-def weigh_batch(h):
+def _weigh_batch(h):
     """What batch work of either weight really uses of each vCPU."""
     n_jobs, n_vcpus = h.used.shape
     for vcpu in range(n_vcpus):
@@ -108,7 +108,7 @@ def weigh_batch(h):
 
 
 @inlined
-def fill_vcpus(h):
+def _fill_vcpus(h):
     """
     How busy each vCPU is, and how long memcached waits for one.
 
@@ -152,7 +152,7 @@ def answer(h, pressure):
 
 
 @compiled
-def client_share(h):
+def _client_share(h):
     """What the load generator takes of the last vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
     if most == 0.0:

@@ -38,12 +38,12 @@ def send(h):
         h.service_lands_s = h.now_s + h.host_params[FAST_LATENCY_S]
         h.actuations += 1
     for job in range(h.state.shape[0]):
-        send_state(h, job)
-        send_move(h, job)
+        _send_state(h, job)
+        _send_move(h, job)
 
 
 @compiled
-def send_state(h, job):
+def _send_state(h, job):
     """Have Docker start, pause or resume a job, unless a call for it is still under way."""
     before, after = h.sent_state[job], h.state[job]
     if after == before or after == PENDING or after == DONE or h.lands_s[job] < math.inf:
@@ -51,15 +51,15 @@ def send_state(h, job):
     h.actuations += 1
     if before != PENDING and after == PAUSED:
         h.pauses[job] += 1
-    call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
+    _call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
     h.lands_s[job] = h.api_free_s
     h.sent_state[job] = after
     if before == PENDING:
-        send_place(h, job)
+        _send_place(h, job)
 
 
 @compiled
-def send_move(h, job):
+def _send_move(h, job):
     """
     Have a job's vCPUs, weight and quota changed, unless they are just being changed.
 
@@ -74,15 +74,15 @@ def send_move(h, job):
         return
     h.actuations += int(moved) + int(weighed) + int(limited)
     if h.docker_moves:
-        call_docker(h, 0.0)
+        _call_docker(h, 0.0)
         h.move_lands_s[job] = h.api_free_s
     else:
         h.move_lands_s[job] = h.now_s + h.host_params[FAST_LATENCY_S]
-    send_place(h, job)
+    _send_place(h, job)
 
 
 @inlined
-def send_place(h, job):
+def _send_place(h, job):
     """Send a job's vCPUs, weight and quota."""
     h.sent_cores[job] = h.cores[job]
     h.sent_weight[job] = h.weight[job]
@@ -90,7 +90,7 @@ def send_place(h, job):
 
 
 @compiled
-def call_docker(h, more_s):
+def _call_docker(h, more_s):
     """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
     host = h.host_params
     latency_s = (
@@ -115,8 +115,8 @@ def land_state(h, job):
     """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
     h.lands_s[job] = math.inf
     take_state(h, job)
-    send_state(h, job)
-    send_move(h, job)
+    _send_state(h, job)
+    _send_move(h, job)
 
 
 @compiled
@@ -130,7 +130,7 @@ def land_move(h, job):
     if h.true_state[job] == PENDING:
         return
     take_place(h, job)
-    send_move(h, job)
+    _send_move(h, job)
 
 
 @inlined

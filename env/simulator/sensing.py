@@ -28,11 +28,11 @@ def sense(h):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
     if h.probe_window_s > 0.0:
-        read_probe(h)
+        _read_probe(h)
 
 
 @compiled
-def read_probe(h):
+def _read_probe(h):
     """
     Read p95 and cycles per instruction over a window that has passed, and begin the next one.
 

@@ -50,7 +50,7 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
             new_vm[rows] = predict_intervals(intervals, params, ones, ones)[rows]
             known_vm[rows] = predict_new_runs(intervals, params, scans.speed_sd, rows)
             train = np.flatnonzero((names != group) & intervals.batch)
-            lookup[rows] = lookup_p95(intervals, train, rows)
+            lookup[rows] = _lookup_p95(intervals, train, rows)
         seen = np.array([name != group for name in scans.groups()])
         width = vm_width(x[problem.parts.scan_speed][seen], scans.speed_sd)
         for vm in np.flatnonzero(~seen):
@@ -127,7 +127,7 @@ def predict_new_runs(
     return p95[rows]
 
 
-def lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatArray:
+def _lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatArray:
     """The plain alternative: median p95 by vCPUs and 10K QPS; NaN where none was seen."""
     cores = np.array([int(mask).bit_count() for mask in intervals.mask], dtype=np.float64)
     held = np.add.reduceat(cores * intervals.duration_s, intervals.first[:-1])

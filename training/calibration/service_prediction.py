@@ -27,7 +27,7 @@ def predict_scans(
     ones = np.ones(len(scans.vm_names))
     p95 = np.empty(len(scans.qps))
     capacity = np.empty(len(scans.qps))
-    scan_curve(
+    _scan_curve(
         scans.vm,
         scans.threads,
         scans.cores,
@@ -80,7 +80,7 @@ def balanced_accuracy(
 
 
 @allocating
-def scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
+def _scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
     """Predict the points of scans; `p95` and `capacity` are filled."""
     params = params.copy()
     idle_us = params[IDLE_US]

@@ -150,7 +150,7 @@ def fitted_occupancy(service: FloatArray) -> Occupancy:
     return occupancy
 
 
-def left_out_duration_errors(
+def _left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
@@ -210,7 +210,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     check(fit)
     note("jobs fitted")
     spreads, host_spreads = job_spreads(states, jobs.scaling, fit)
-    left_out = np.abs(left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
+    left_out = np.abs(_left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
     note("spreads and left-out errors known")
 
     for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):

@@ -161,11 +161,11 @@ class LowerBound:
         for choice in self.scenario.service.sets:
             sharable = choice if self.scenario.regulation.share_service_cores else ()
             free = [vcpu for vcpu in range(n_vcpus) if vcpu not in choice]
-            for shared in subsets(sharable):
+            for shared in _subsets(sharable):
                 occupancy = self._occupancy(choice, shared)
                 room = len(choice) - occupancy.sum(axis=1)
                 # Earnings are convex in the shares, so they are largest at a corner.
-                for used in subsets(free):
+                for used in _subsets(free):
                     for order in itertools.permutations(shared):
                         fill = np.zeros((LEVELS, n_vcpus))
                         fill[:, list(used)] = 1.0
@@ -191,7 +191,7 @@ class LowerBound:
         return np.outer(asked, [float(vcpu in choice) for vcpu in range(n_vcpus)])
 
 
-def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
+def _subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
     """Every subset of a set of vCPUs."""
     return [
         subset for size in range(len(vcpus) + 1) for subset in itertools.combinations(vcpus, size)

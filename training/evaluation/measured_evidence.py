@@ -26,7 +26,7 @@ STUCK = ("qps8-mcperf-1", "qps8-mcperf-4")
 """Runs of group 031 in which memcached was left on one vCPU for minutes."""
 
 
-def by_day(runs: pd.DataFrame) -> pd.DataFrame:
+def _by_day(runs: pd.DataFrame) -> pd.DataFrame:
     """Group 031's makespan and violations by day and interval."""
     group = runs[(runs.repo == GROUP_031) & (runs.valid == "yes")]
     day = group.date.str[:10]
@@ -92,7 +92,7 @@ def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def beside_equal_weight(
+def _beside_equal_weight(
     runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame
 ) -> pd.DataFrame:
     """ImaGoodFella's p95 in 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none."""
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         intervals = intervals.groupby("run", group_keys=False)[list(intervals.columns)].apply(
             whole_intervals
         )
-        print("Group 031 by day and interval\n", by_day(runs).round(3).to_string(), sep="")
+        print("Group 031 by day and interval\n", _by_day(runs).round(3).to_string(), sep="")
         moves = reactions(runs, events, intervals)
         late = pd.cut(moves.delay_s, [0, 1.0, 1.25, 1.5, 2.5])
         slow = pd.cut(moves.jobs_s, [-0.01, 0.06, 0.5, 4.0])
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         print(tails(runs, intervals).round(3).to_string())
         print("\nImaGoodFella, 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none")
-        print(beside_equal_weight(runs, events, intervals).round(2).to_string())
+        print(_beside_equal_weight(runs, events, intervals).round(2).to_string())
         print(f"\nServed over target after a drop, and if the load moved {LOAD_LAG_S} s late")
         print(after_drops(intervals, LOAD_LAG_S).round(3).to_string())
 

@@ -99,7 +99,7 @@ def mark_starts(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     :param recording: the run
     :param scenario: gives the jobs their colours
     """
-    colours = job_colours(scenario)
+    colours = _job_colours(scenario)
     starts = sorted((spans[0].start_s, name) for name, spans in recording.jobs.items() if spans)
     together_s = 0.015 * recording.end_s
     label_s, label = -math.inf, ""
@@ -174,7 +174,7 @@ def draw_gantt(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     :param recording: the run
     :param scenario: gives vCPUs and jobs
     """
-    colours = job_colours(scenario)
+    colours = _job_colours(scenario)
     for vcpu in range(scenario.machine.vcpus):
         presence = {name: spans_on(vcpu, spans) for name, spans in recording.jobs.items()}
         lanes = lanes_of({name: spans for name, spans in presence.items() if spans})
@@ -261,6 +261,6 @@ def lanes_of(presence: dict[str, list[Span]]) -> dict[str, int]:
     return lanes
 
 
-def job_colours(scenario: Scenario) -> dict[str, str]:
+def _job_colours(scenario: Scenario) -> dict[str, str]:
     """Each job's colour, the same in every picture of a scenario."""
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(scenario.job_names)}

@@ -83,7 +83,7 @@ def machine_name() -> str:
     return f"{len(names)} x {names[0] if names else platform.machine()}"
 
 
-def mode_of(given: argparse.Namespace) -> CampaignPlan:
+def _mode_of(given: argparse.Namespace) -> CampaignPlan:
     """What the command line asks for."""
     mode = QUICK if given.quick else FULL
     if given.minutes is not None:
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 scenario = load_scenario(given.scenario)
                 try:
                     lines, summary = characterise(
-                        scenario, mode_of(given), given.out, given.despite_load
+                        scenario, _mode_of(given), given.out, given.despite_load
                     )
                 except OSError as error:
                     raise InputError(f"measuring failed: {error}") from error
