@@ -57,7 +57,12 @@ SLOW_LIMIT = 0.05
 
 @compiled
 def start_episode(h, targets):
-    """Bring a freshly initialised host to its first decision."""
+    """
+    Bring a freshly initialised host to its first decision.
+
+    :param h: host row
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    """
     h.load_qps = targets[0]
     h.settled_qps = h.load_qps
     refresh(h)
@@ -98,7 +103,12 @@ def step(h, rows, targets, edit, gamma, terms):
 
 @compiled
 def apply_desired(h, regulator_on):
-    """Regulate the desired allocation and send what comes of it."""
+    """
+    Regulate the desired allocation and send what comes of it.
+
+    :param h: host row
+    :param regulator_on: whether the regulator stands in between
+    """
     decision.decide_allocation(h, regulator_on)
     send(h)
     h.decisions += 1
@@ -107,7 +117,13 @@ def apply_desired(h, regulator_on):
 
 @inlined
 def observe(h, rows, row):
-    """Write the observation of a host: features, then the action mask."""
+    """
+    Write the observation of a host: features, then the action mask.
+
+    :param h: host row
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param row: float32[n_features + n_edits], receives the observation
+    """
     n_features = row.shape[0] - rows.shape[0]
     observation.observe(h, h.occupancy.shape[0], row[:n_features])
     action.legal_edits(h, rows, row[n_features:])
@@ -134,7 +150,11 @@ def _how_ended(h):
 
 @compiled
 def all_done(h):
-    """Whether every job has ended."""
+    """
+    Whether every job has ended.
+
+    :param h: host row
+    """
     for job in range(h.true_state.shape[0]):
         if h.true_state[job] != DONE:
             return False
@@ -173,6 +193,10 @@ def advance(h, targets, until_s):
 
     When all are done the interval under way is completed, so that its p95 counts whole, but the
     clock of the episode stops at the last job's end.
+
+    :param h: host row
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    :param until_s: time of the episode to stop at [s]
     """
     h.until_s = min(until_s, h.duration_s)
     while h.now_s < h.until_s - SOON_S:
@@ -220,7 +244,11 @@ def _begin_interval(h, targets):
 
 @compiled
 def end_interval(h):
-    """Close the measurement interval: it counts when it overlaps the batch window."""
+    """
+    Close the measurement interval: it counts when it overlaps the batch window.
+
+    :param h: host row
+    """
     started = False
     for job in range(h.start_s.shape[0]):
         started |= h.start_s[job] <= h.interval_ends_s
@@ -259,6 +287,8 @@ def interval_p95(h):
     95th percentile of latency in the last interval that ended [us].
 
     Only recordings ask for it, so its requests are kept until the next interval has ended, too.
+
+    :param h: host row
     """
     at = 1 - h.mixing
     return mixture_p95(h.mix_weight[at], h.mix_p95[at], h.mix_shape[at], h.mix_count[at])
@@ -266,7 +296,11 @@ def interval_p95(h):
 
 @compiled
 def finish_jobs(h):
-    """Mark the jobs whose work is done; True if there are any. The next poll shows it."""
+    """
+    Mark the jobs whose work is done; True if there are any. The next poll shows it.
+
+    :param h: host row
+    """
     any_done = False
     for job in range(h.work_left_s.shape[0]):
         if (
@@ -287,7 +321,12 @@ def finish_jobs(h):
 
 @compiled
 def wake(h, earliest_s):
-    """End a sleeping policy's step at the first poll that is not before `earliest_s`."""
+    """
+    End a sleeping policy's step at the first poll that is not before `earliest_s`.
+
+    :param h: host row
+    :param earliest_s: time of the episode before which the step does not end [s]
+    """
     if h.wake_on_events:
         polls = math.ceil((earliest_s - h.decided_at_s) / h.period_s - 1e-6)
         poll_s = h.decided_at_s + polls * h.period_s

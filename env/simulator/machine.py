@@ -128,11 +128,20 @@ class EpisodeFactory:
         self._template = self._host_before_start()
 
     def new_hosts(self, count: int) -> npt.NDArray[Any]:
-        """Memory for `count` hosts; `begin` fills it."""
+        """
+        Memory for `count` hosts; `begin` fills it.
+
+        :param count: B, the number of hosts
+        """
         return np.zeros(count, dtype=self._template.dtype)
 
     def new_targets(self, count: int) -> npt.NDArray[np.float64]:
-        """Memory for the load traces of `count` hosts."""
+        """
+        Memory for the load traces of `count` hosts.
+
+        :param count: B, the number of hosts
+        :return: float64[B, trace_length] [requests/s]
+        """
         return np.zeros((count, self.trace_length))
 
     def begin(
@@ -196,6 +205,9 @@ class EpisodeFactory:
 
         Parallel environments that all begin at the beginning would show every update the same
         phase of the episode only.
+
+        :param host: host row of an episode that has just begun
+        :param rng: source of what is random
         """
         done = rng.permutation(len(self.scenario.jobs))[: rng.integers(len(self.scenario.jobs))]
         for name, value in (
@@ -327,7 +339,11 @@ class SimulatedMachine:
         self.factory.begin(self._hosts, self._targets, 0, trace_seed, rng)
 
     def follow(self, targets: npt.NDArray[np.float64]) -> None:
-        """Replace the load trace of the episode that has just begun [requests/s]."""
+        """
+        Replace the load trace of the episode that has just begun [requests/s].
+
+        :param targets: float64[n_intervals], the load of each interval [requests/s]
+        """
         self._targets = np.ascontiguousarray(targets, dtype=np.float64)[None, :]
         kernel.start_episode_at(self._hosts, 0, self._targets[0])
 
@@ -359,7 +375,11 @@ class SimulatedMachine:
         return ended, dict(zip(TERMS, self._terms.tolist(), strict=True))
 
     def observe(self, row: npt.NDArray[np.float32]) -> None:
-        """Write the observation, float32[observation_size]."""
+        """
+        Write the observation, float32[observation_size].
+
+        :param row: float32[observation_size], receives the observation
+        """
         kernel.observe_at(self._hosts, 0, self.factory.table.rows, row)
 
     def close(self) -> None:

@@ -150,7 +150,12 @@ class Profile(BaseModel):
         return self._job_columns(names, "value")
 
     def job_spreads(self, names: Sequence[str]) -> FloatArray:
-        """Their spreads, in the same shape."""
+        """
+        Their spreads, in the same shape.
+
+        :param names: jobs in the order wanted
+        :raises ValueError: the profile does not know one of them
+        """
         return self._job_columns(names, "spread")
 
     def host_array(self) -> FloatArray:
@@ -244,7 +249,11 @@ def save_profile(profile: Profile, path: Path) -> Profile:
 
 
 def content_hash(profile: Profile) -> str:
-    """SHA-256 over the canonical JSON of everything but the hash itself."""
+    """
+    SHA-256 over the canonical JSON of everything but the hash itself.
+
+    :param profile: the profile; its own hash is ignored
+    """
     content = profile.model_dump(mode="json", exclude={"hash", *_empty(profile)})
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -31,6 +31,8 @@ def send(h):
 
     Calls to Docker are done one after another. A job has one change of its state under way at a
     time, and one of its place.
+
+    :param h: host row
     """
     h.quiet_until_s = h.now_s
     if h.service != h.sent_service:
@@ -105,14 +107,23 @@ def _call_docker(h, more_s):
 
 @compiled
 def land_service(h):
-    """Memcached's vCPUs change."""
+    """
+    Memcached's vCPUs change.
+
+    :param h: host row
+    """
     h.true_service = h.sent_service
     h.service_lands_s = math.inf
 
 
 @compiled
 def land_state(h, job):
-    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
+    """
+    Docker has started, paused or resumed a job; what was decided meanwhile is sent now.
+
+    :param h: host row
+    :param job: index of the job
+    """
     h.lands_s[job] = math.inf
     take_state(h, job)
     _send_state(h, job)
@@ -125,6 +136,9 @@ def land_move(h, job):
     A job's vCPUs, weight or quota change; what was decided meanwhile is sent now.
 
     A container that is still starting has none yet.
+
+    :param h: host row
+    :param job: index of the job
     """
     h.move_lands_s[job] = math.inf
     if h.true_state[job] == PENDING:
@@ -135,7 +149,12 @@ def land_move(h, job):
 
 @inlined
 def take_state(h, job):
-    """A job is started, paused or resumed, as was sent."""
+    """
+    A job is started, paused or resumed, as was sent.
+
+    :param h: host row
+    :param job: index of the job
+    """
     was, now = h.true_state[job], h.sent_state[job]
     if was == PENDING:
         h.start_s[job] = h.now_s
@@ -148,7 +167,12 @@ def take_state(h, job):
 
 @inlined
 def take_place(h, job):
-    """A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs."""
+    """
+    A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs.
+
+    :param h: host row
+    :param job: index of the job
+    """
     if h.true_state[job] != PENDING and h.true_cores[job] != h.sent_cores[job]:
         h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
     h.true_cores[job] = h.sent_cores[job]

@@ -17,7 +17,11 @@ from env.simulator.rates import PROBES_PER_S, SOON_S
 
 @inlined
 def sense(h):
-    """Read the sensors: load and CPU over the last polling window, job states."""
+    """
+    Read the sensors: load and CPU over the last polling window, job states.
+
+    :param h: host row
+    """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     # Requests arrive at random, so a window's count scatters by its square root at least.
     spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
