@@ -153,7 +153,11 @@ class Point:
 
 
 def law_error(point: Point) -> float:
-    """How far a closed-loop point is from the interactive law: N / (X R) - 1 without thinking."""
+    """
+    How far a closed-loop point is from the interactive law: N / (X R) - 1 without thinking.
+
+    :param point: a measured point whose customers never think
+    """
     return point.in_flight / (point.throughput * point.response_s) - 1.0
 
 
@@ -182,7 +186,11 @@ class OpenModel:
         return self.servers / self.service_s
 
     def predict(self, point: Point) -> Steady | None:
-        """The state at the point's load; none where more is asked for than can be served."""
+        """
+        The state at the point's load; none where more is asked for than can be served.
+
+        :param point: a measured point, of which the load is used
+        """
         arrival = min(point.offered, point.throughput)
         if point.saturated or arrival >= self.capacity:
             return None
@@ -215,7 +223,12 @@ class ClosedModel:
         return self.servers / self.service_s
 
     def predict(self, point: Point) -> Steady | None:
-        """The state at the point's load."""
+        """
+        The state at the point's load.
+
+        :param point: a measured point, of which the load and the requests in flight are
+            used
+        """
         customers = max(round(point.in_flight), 1)
         demand_s = np.array([self.service_s, self.delay_s])
         servers = np.array([self.servers, DELAY], dtype=np.int64)

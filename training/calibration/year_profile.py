@@ -125,6 +125,10 @@ def scanned_occupancy(data: Path, year: int) -> Occupancy:
     How busy memcached's vCPUs are before anything is fitted.
 
     In proportion to the largest throughput on 1 and 2 vCPUs in the scans (medians).
+
+    :param data: folder of measured tables
+    :param year: the year whose scans are read
+    :raises InputError: there are no such scans
     """
     table = read_points(data, year, [])
     table = table[table["threads"] == 2]
@@ -137,7 +141,11 @@ def scanned_occupancy(data: Path, year: int) -> Occupancy:
 
 
 def fitted_occupancy(service: FloatArray) -> Occupancy:
-    """How busy memcached's vCPUs are while batch jobs keep the others busy."""
+    """
+    How busy memcached's vCPUs are while batch jobs keep the others busy.
+
+    :param service: float64[len(SERVICE_FIELDS)], the fitted parameters
+    """
 
     def occupancy(qps: FloatArray, width: int) -> FloatArray:
         mask = (1 << width) - 1
@@ -166,7 +174,12 @@ def _left_out_duration_errors(
 
 
 def check(fit: JobFit) -> None:
-    """Refuse a fit that did not converge or that ended on a bound."""
+    """
+    Refuse a fit that did not converge or that ended on a bound.
+
+    :param fit: the fit to judge
+    :raises InputError: the fit cannot be trusted
+    """
     if not fit.converged:
         raise InputError("the job fit did not converge: no profile written")
     if fit.at_bound:

@@ -41,6 +41,9 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
     """
     Group 031's moves of memcached from one vCPU to two in intervals of 5 to 8 s above 120K.
 
+    :param runs: the table `runs`
+    :param events: the table `events`
+    :param intervals: the table `intervals`
     :return: a row per move: seconds from the interval's computed start, seconds from memcached's
         move to the last job's, p95, and whether the interval violates
     """
@@ -72,7 +75,12 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
 
 
 def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
-    """Share of requests above the SLO in intervals of 2025, by their p95."""
+    """
+    Share of requests above the SLO in intervals of 2025, by their p95.
+
+    :param runs: the table `runs`
+    :param intervals: the table `intervals`
+    """
     servers = runs[(runs.server == "n2-highmem-4") & (runs.interval_s >= 4)]
     own = intervals[intervals.run.isin(servers.run)].dropna(subset=["p75_us", "p99_us"])
     ranks = (0.50, 0.75, 0.90, 0.95, 0.99)
@@ -131,7 +139,12 @@ def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
 
 
 def on_vcpu_1(events: pd.DataFrame, at_s: float) -> bool:
-    """Whether a job runs on vCPU 1 at a moment, as the log has it."""
+    """
+    Whether a job runs on vCPU 1 at a moment, as the log has it.
+
+    :param events: one run's rows of the table `events`
+    :param at_s: moment, on the clock of the events [s]
+    """
     running: dict[str, bool] = {}
     cores: dict[str, str] = {}
     for event in events[events.t_s <= at_s].sort_values("t_s").itertuples():

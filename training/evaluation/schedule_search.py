@@ -137,7 +137,11 @@ class Search:
         self.places = np.unique(places[:, [action.CORES, action.WEIGHT]], axis=0)
 
     def cost(self, schedule: Schedule) -> tuple[float, int]:
-        """Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done."""
+        """
+        Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done.
+
+        :param schedule: the schedule to try
+        """
         self.hosts[:] = self.before
         for index in range(len(self.hosts)):
             run_schedule_at(
@@ -176,7 +180,11 @@ class Search:
         return best, best_schedule
 
     def neighbour(self, schedule: Schedule) -> Schedule:
-        """A schedule that differs in one thing."""
+        """
+        A schedule that differs in one thing.
+
+        :param schedule: the schedule to vary; it stays as it is
+        """
         rng, new = self.rng, schedule.copy()
         n_jobs, everything = len(new.jobs), (1 << self.scenario.machine.vcpus) - 1
         job = int(rng.integers(n_jobs))

@@ -96,7 +96,11 @@ class TimelineRecorder:
         assert machine.over or host.now_s > decided
 
     def finish(self, machine: SimulatedMachine) -> None:
-        """Write down how the run ended."""
+        """
+        Write down how the run ended.
+
+        :param machine: the machine whose episode is over
+        """
         host, recording = machine.host, self.recording
         recording.end_s = float(host.now_s)
         if machine.completed:

@@ -49,7 +49,11 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timing(self, what: str) -> Iterator[None]:
-        """Time the `with` block."""
+        """
+        Time the `with` block.
+
+        :param what: name of the action that the block takes
+        """
         begun_s = time.monotonic()
         yield
         self._seconds.setdefault(what, []).append(time.monotonic() - begun_s)

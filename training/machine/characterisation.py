@@ -161,7 +161,11 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testb
 
 
 def table_of(summary: pd.DataFrame) -> Table:
-    """The margins for the terminal."""
+    """
+    The margins for the terminal.
+
+    :param summary: see `training.machine.machine_report.summarise`
+    """
     view = Table(box=box.SIMPLE_HEAD, title="half the width of 95 % intervals, of the mean")
     for name in summary.columns:
         view.add_column(name, justify="left" if name == "measured" else "right")

@@ -83,7 +83,11 @@ def resumed_model(
 
 
 def variation_of(recipe: Recipe) -> Variation:
-    """How the episodes of a recipe differ."""
+    """
+    How the episodes of a recipe differ.
+
+    :param recipe: the recipe of the run
+    """
     return Variation(
         physics=recipe.physics,
         interval_s=recipe.interval_s,
