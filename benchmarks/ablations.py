@@ -88,7 +88,12 @@ class AblatedVecEnv(ColocationVecEnv):
 
 
 def ablated(recipe: Recipe, variant: str) -> Recipe:
-    """A recipe without one part, where the part is the recipe's."""
+    """
+    A recipe without one part, where the part is the recipe's.
+
+    :param recipe: the whole recipe
+    :param variant: one of `VARIANTS`
+    """
     changes: dict[str, dict[str, Any]] = {
         "no-imitation": {"imitation": None},
         "no-probe": {"unprobed": 1.0},
@@ -99,7 +104,11 @@ def ablated(recipe: Recipe, variant: str) -> Recipe:
 
 
 def scenario_without(variant: str) -> Scenario:
-    """The scenario without one part, where the part is the scenario's."""
+    """
+    The scenario without one part, where the part is the scenario's.
+
+    :param variant: one of `VARIANTS`
+    """
     if variant == "no-sharing":
         return load_scenario("cca-2025-exclusive")
     scenario = load_scenario("cca-2025")

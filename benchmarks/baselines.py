@@ -60,7 +60,7 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
 
     :param name: name of the baseline
     :param machine: the simulated machine to run on
-    :param episodes: how many to run; the cost of `EPISODES` is extrapolated from them
+    :param episodes: number of episodes to run; the cost of `EPISODES` is extrapolated from them
     """
     policy = agents.make(name)
     watch = TimedPolicy(policy)

@@ -221,7 +221,11 @@ def slices(
 
 
 def medians(rows: Sequence[Figures]) -> Figures:
-    """The median of each figure."""
+    """
+    The median of each figure.
+
+    :param rows: at least one row, all of the same figures
+    """
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 

@@ -72,7 +72,12 @@ class RandomEdits:
         self._rng = np.random.default_rng(0)
 
     def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """float32[..., size] to int[...]."""
+        """
+        Choose an edit in each state.
+
+        :param observation: float32[..., size]
+        :return: int64[...], index of each edit
+        """
         legal = observation[..., -self.n_actions :]
         drawn = (legal * self._rng.random(legal.shape)).argmax(axis=-1)
         return np.where(self._rng.random(drawn.shape) < EDIT_PROBABILITY, drawn, 0)
@@ -248,7 +253,11 @@ def conditions() -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print measured beside asked."""
+    """
+    Print measured beside asked.
+
+    :param report: see `measure`
+    """
     table = Table("figure", "measured", "asked", "met", title="speed and memory")
     for name, (sign, value) in TARGETS.items():
         measured = report[name]
@@ -358,7 +367,12 @@ def interval(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw the curves of all runs and their means."""
+    """
+    Draw the curves of all runs and their means.
+
+    :param report: see `learning_curves`
+    :param path: the picture to write (.png)
+    """
     import matplotlib
 
     matplotlib.use("Agg")
