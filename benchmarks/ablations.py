@@ -37,6 +37,7 @@ from env.simulator.vector_env import ColocationVecEnv
 from training.evaluation.schedule_search import Schedule
 from training.imitation.expert import find_schedule
 from training.imitation.fit_network import imitate
+from training.outputs import write_json
 from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.masked_policy import linear_layers
@@ -54,6 +55,7 @@ VARIANTS = (
     "no-shaping",
     "no-sharing",
 )
+
 MEMORY = (*range(3, 5 + HISTORY), 10 + HISTORY, 11 + HISTORY)
 """Features (`env.observation`) that say what was, not what is."""
 
@@ -86,7 +88,12 @@ class AblatedVecEnv(ColocationVecEnv):
 
 
 def ablated(recipe: Recipe, variant: str) -> Recipe:
-    """A recipe without one part, where the part is the recipe's."""
+    """
+    A recipe without one part, where the part is the recipe's.
+
+    :param recipe: the whole recipe
+    :param variant: one of `VARIANTS`
+    """
     changes: dict[str, dict[str, Any]] = {
         "no-imitation": {"imitation": None},
         "no-probe": {"unprobed": 1.0},
@@ -97,7 +104,11 @@ def ablated(recipe: Recipe, variant: str) -> Recipe:
 
 
 def scenario_without(variant: str) -> Scenario:
-    """The scenario without one part, where the part is the scenario's."""
+    """
+    The scenario without one part, where the part is the scenario's.
+
+    :param variant: one of `VARIANTS`
+    """
     if variant == "no-sharing":
         return load_scenario("cca-2025-exclusive")
     scenario = load_scenario("cca-2025")
@@ -107,7 +118,7 @@ def scenario_without(variant: str) -> Scenario:
 
 
 @cache
-def schedule_for(scenario: Scenario, seed: int, imitation: Imitation) -> Schedule:
+def _schedule_for(scenario: Scenario, seed: int, imitation: Imitation) -> Schedule:
     """What is imitated; the same for all variants of a scenario."""
     return find_schedule(EpisodeFactory(scenario), seed, imitation)[1]
 
@@ -136,7 +147,7 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     model = new_model(recipe, environments(recipe.n_envs, torch.get_num_threads()), seed, FastPPO)
     if recipe.imitation:
         stage = environments(recipe.imitation.n_envs, 1)
-        schedule = schedule_for(scenario, seed, recipe.imitation)
+        schedule = _schedule_for(scenario, seed, recipe.imitation)
         imitate(model, stage, schedule, seed, recipe.imitation)
     model.learn(steps)
     if variant == "no-history":  # it never saw them
@@ -146,7 +157,7 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
     return scenario, model
 
 
-def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
+def selection_figures(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
     """
     Play the selection traces in three settings.
 
@@ -171,7 +182,7 @@ def judge(scenario: Scenario, actor: Actor, whole: Recipe) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """
-    Train and judge every variant, and write what came out.
+    Train and score every variant, and write what came out.
 
     :param argv: command line, the process's own if none is given
     """
@@ -189,11 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in range(arguments.seeds):
             for variant in arguments.variant or VARIANTS:
                 scenario, model = train(variant, seed, arguments.steps, whole)
-                figures = judge(scenario, network_of(model), whole)
+                figures = selection_figures(scenario, network_of(model), whole)
                 results.append({"variant": variant, "seed": seed, **figures})
                 print(json.dumps(results[-1]), flush=True)
         if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_json(results, arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Decisions are timed one by one (wall clock, median); episodes by the CPU time th
 that a busy machine slows neither much. Both are simulated runs of the shipped scenario.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import Telemetry
 from training.evaluation.episodes import run_episode, starts_from
+from training.outputs import write_json
 
 MOST_DECISION_US = 50.0
 MOST_EVALUATION_S = 12.0
@@ -35,7 +35,7 @@ class TimedPolicy:
     """
     A policy whose decisions are timed.
 
-    :param policy: which
+    :param policy: the policy to time
     """
 
     def __init__(self, policy: agents.Policy):
@@ -58,9 +58,9 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
     """
     One baseline's costs.
 
-    :param name: which
-    :param machine: where
-    :param episodes: how many to run; the cost of `EPISODES` is extrapolated from them
+    :param name: name of the baseline
+    :param machine: the simulated machine to run on
+    :param episodes: number of episodes to run; the cost of `EPISODES` is extrapolated from them
     """
     policy = agents.make(name)
     watch = TimedPolicy(policy)
@@ -102,8 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"slowest decision {slowest_us:.1f} µs (asked: <= {MOST_DECISION_US:g}), "
         f"longest evaluation {longest_s:.1f} s (asked: <= {MOST_EVALUATION_S:g})"
     )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if arguments.json:
+        with exit_on_bad_input():
+            write_json(rows, arguments.json)
 
 
 if __name__ == "__main__":

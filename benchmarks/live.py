@@ -49,6 +49,8 @@ from env.observation import VERSION, feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace
 from env.telemetry import Telemetry
+from training.calibration.logs.course import JOBS
+from training.outputs import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +66,6 @@ ASKED = {
     "actuate_docker_ms_p50": 30.0,
 }
 
-JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
 LOW_QPS, HIGH_QPS = 8_000, 60_000
 JUMP_EVERY_S = 1.313
 """No multiple of the polling period, so that jumps fall anywhere between two polls."""
@@ -103,8 +104,8 @@ def two_vcpus(path: Path, command: Sequence[str]) -> Scenario:
     """
     A problem for two vCPUs with seven jobs.
 
-    :param path: where it is written
-    :param command: what each job does
+    :param path: the scenario file to write
+    :param command: command of each job
     """
     jobs = [
         {
@@ -135,8 +136,8 @@ def write_untrained(path: Path, scenario: Scenario, hidden: int = 64) -> Path:
     """
     A checkpoint as training exports it, of a network that has learned nothing.
 
-    :param path: where
-    :param scenario: whose observations and actions it has
+    :param path: the checkpoint to write
+    :param scenario: the problem whose observations and actions the network has
     :param hidden: width of its two hidden layers
     """
     table, width = edit_table(scenario), feature_count(scenario)
@@ -174,7 +175,7 @@ def decisions(server: memcached.Memcached, folder: Path, count: int) -> dict[str
 
     :param server: memcached
     :param folder: for the records
-    :param count: how many decisions of each kind
+    :param count: number of decisions of each kind
     """
     scenario = load_scenario("cca-2025")
     policy = agents.make("best.zip")
@@ -217,7 +218,7 @@ def reactions(server: memcached.Memcached, folder: Path, jumps: int) -> dict[str
 
     :param server: memcached
     :param folder: for state and records
-    :param jumps: how many
+    :param jumps: number of load jumps
     """
     scenario = two_vcpus(folder / "two.yaml", ["stress-ng", "--cpu", "{threads}"])
     moved_s: list[float] = []
@@ -471,7 +472,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 asked = f"   asked: at most {ASKED[name]:g}" if name in ASKED else ""
                 print(f"{name:24} {value:10.3f}{asked}", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        with exit_on_bad_input():
+            write_json(figures, arguments.json)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} vCPUs")
 
 

@@ -8,7 +8,6 @@ turn, and each turn is compared by itself. `make demo` measures the machine and 
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import load_scenario
+from training.outputs import write_json
 
 ASKED = 0.9
 """The policy's makespan over the rule's, with no more violations."""
@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 turns.append(reports)
                 verdict = "reached" if reached(*reports) else "MISSED"
                 print(" | ".join(map(line, reports)), "|", verdict, flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(turns, indent=1) + "\n", encoding="utf-8")
+        if arguments.json:
+            write_json(turns, arguments.json)
 
 
 if __name__ == "__main__":

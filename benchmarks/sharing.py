@@ -12,14 +12,12 @@ are measured, beside one job and beside several, on one vCPU and on two where th
 
 import argparse
 import contextlib
-import json
-import math
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -44,6 +42,7 @@ from training.machine import preflight
 from training.machine.pressure import STRESS, Beside
 from training.machine.readings import FOREIGN_LIMIT, requests_served
 from training.machine.testbed import Neighbour, Testbed, Timing, on_time, open_testbed, sleep_until
+from training.outputs import write_json
 
 MODES = ("none", "weight", "idle", "equal")
 REST = "rest"
@@ -118,7 +117,7 @@ class Crowd:
         self._neighbours = neighbours
         self._rests = False
 
-    def be(self, mode: str) -> None:
+    def yield_as(self, mode: str) -> None:
         """
         Yield in another way from now on.
 
@@ -171,7 +170,7 @@ def slices(
     """
     Measure memcached in one slice of time after the other, under a constant load.
 
-    :param bench: where
+    :param bench: the testbed to measure on
     :param server: a running memcached
     :param crowd: the jobs beside it
     :param modes: of each slice
@@ -182,7 +181,7 @@ def slices(
     """
     # A slice more at each end: the client may start late, and it ends with its last one.
     trace = LoadTrace.explicit([qps] * (len(modes) + 2), timing.step_s)
-    crowd.be(REST)
+    crowd.yield_as(REST)
     with contextlib.ExitStack() as stack:
         client = bench.client(server, trace)
         stack.callback(client.stop)
@@ -194,7 +193,7 @@ def slices(
         client.row(0)
         found = []
         for index, mode in enumerate(modes, start=1):
-            crowd.be(mode)
+            crowd.yield_as(mode)
             start_s = client.start_s + index * timing.step_s
             sleep_until(start_s + timing.warm_s)
             begun_s, served = requests_served(stats)
@@ -222,17 +221,32 @@ def slices(
 
 
 def medians(rows: Sequence[Figures]) -> Figures:
-    """The median of each figure."""
+    """
+    The median of each figure.
+
+    :param rows: at least one row, all of the same figures
+    """
     return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def median_ratios(pairs: Sequence[Figures]) -> dict[str, float | None]:
+    """
+    The median of each ratio.
+
+    :param pairs: the ratios of each pair, without those to a figure of zero
+    :return: one value for each of `COMPARED`; None where no pair has a ratio
+    """
+    known = {name: [pair[name] for pair in pairs if name in pair] for name in COMPARED}
+    return {name: median(values) if values else None for name, values in known.items()}
 
 
 def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) -> dict[str, Any]:
     """
     Measure one arrangement.
 
-    :param bench: where
-    :param what: it
-    :param plan: how long
+    :param bench: the testbed to measure on
+    :param what: the arrangement to measure
+    :param plan: how long each slice is measured, and how many turns
     :param modes: the ways to yield that this kernel has
     :return: `modes` with the medians over the turns, `ratios` to none with those of the pairs,
         `turns` with every turn's figures, and the load
@@ -259,9 +273,9 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
     """
     What the slices say.
 
-    :param sequence: the mode of each, in pairs with none
-    :param rows: the figures of each
-    :param turns: how many turns they make
+    :param sequence: the mode of each slice, in pairs with none
+    :param rows: the figures of each slice
+    :param turns: number of turns that the slices make
     """
     by_mode: dict[str, list[Figures]] = {mode: [] for mode in MODES if mode in sequence}
     ratios: dict[str, list[Figures]] = {mode: [] for mode in by_mode if mode != "none"}
@@ -271,9 +285,7 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
         pair = dict(zip(sequence[first : first + 2], rows[first : first + 2], strict=True))
         none = pair.pop("none")
         mode, row = pair.popitem()
-        ratios[mode].append(
-            {name: row[name] / none[name] if none[name] else math.nan for name in COMPARED}
-        )
+        ratios[mode].append({name: row[name] / none[name] for name in COMPARED if none[name]})
     of_turns = []
     for turn in range(turns):
         parts = {mode: len(found) // turns for mode, found in by_mode.items()}
@@ -285,7 +297,7 @@ def summary(sequence: Sequence[str], rows: Sequence[Figures], turns: int) -> dic
         )
     return {
         "modes": {mode: medians(found) for mode, found in by_mode.items()},
-        "ratios": {mode: medians(found) for mode, found in ratios.items()},
+        "ratios": {mode: median_ratios(pairs) for mode, pairs in ratios.items()},
         "turns": of_turns,
     }
 
@@ -294,7 +306,7 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
     """
     One arrangement for the terminal: medians, in brackets over none, and each turn below.
 
-    :param what: it
+    :param what: the arrangement that was measured
     :param measured: see `measure`
     """
     title = f"{what}, {measured['load_qps']:,} requests/s"
@@ -311,7 +323,7 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
     return view
 
 
-def cells(figures: Figures, ratios: Figures) -> list[str]:
+def cells(figures: Figures, ratios: Mapping[str, float | None]) -> list[str]:
     """
     A row of the table.
 
@@ -320,9 +332,8 @@ def cells(figures: Figures, ratios: Figures) -> list[str]:
     """
 
     def cell(name: str, shown: str) -> str:
-        if name not in ratios:
-            return shown
-        return f"{shown} ({ratios[name]:.{2 if ratios[name] < 10 else 0}f})"
+        ratio = ratios.get(name)
+        return shown if ratio is None else f"{shown} ({ratio:.{2 if ratio < 10 else 0}f})"
 
     return [
         f"{figures['p50_us']:,.0f}",
@@ -348,7 +359,7 @@ def run(plan: Plan) -> dict[str, Any]:
     """
     Measure all arrangements, and show each.
 
-    :param plan: how long
+    :param plan: how long each slice is measured, and how many turns
     :return: what `--json` writes
     :raises InputError: if this machine cannot be measured
     """
@@ -386,11 +397,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         with exit_on_bad_input():
             require_writable(arguments.json)
             result = run(plan)
+            if arguments.json:
+                write_json(result, arguments.json)
     except KeyboardInterrupt:
         print("stopped; nothing is left running", file=sys.stderr)
         sys.exit(130)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from rich.table import Table
 
 from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, require_writable, whole_number
+from training.outputs import write_json
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024
@@ -71,13 +72,18 @@ class RandomEdits:
         self._rng = np.random.default_rng(0)
 
     def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """float32[..., size] to int[...]."""
+        """
+        Choose an edit in each state.
+
+        :param observation: float32[..., size]
+        :return: int64[...], index of each edit
+        """
         legal = observation[..., -self.n_actions :]
         drawn = (legal * self._rng.random(legal.shape)).argmax(axis=-1)
         return np.where(self._rng.random(drawn.shape) < EDIT_PROBABILITY, drawn, 0)
 
 
-def action_stream(n_actions: int) -> tuple[Any, str]:
+def _action_stream(n_actions: int) -> tuple[Any, str]:
     """Who chooses the actions of the environment's benchmark, and how that is called."""
     from agents.checkpoint import find_checkpoint, read_checkpoint
     from agents.ppo.network import MaskedNetwork
@@ -87,13 +93,13 @@ def action_stream(n_actions: int) -> tuple[Any, str]:
     return RandomEdits(n_actions), f"legal random edits, probability {EDIT_PROBABILITY}"
 
 
-def batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, str]:
+def _batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, str]:
     """Steps and simulated seconds per second of `ColocationVecEnv` on a core, and who acts."""
     from env.scenario import load_scenario
     from env.simulator.vector_env import ColocationVecEnv
 
     environments = ColocationVecEnv(load_scenario("cca-2025"), BATCH, gamma=1.0)
-    actor, stream = action_stream(len(environments.factory.table))
+    actor, stream = _action_stream(len(environments.factory.table))
     observations = environments.reset()
     spent = simulated = 0.0
     for step in range(warm_up + n_steps):
@@ -107,7 +113,7 @@ def batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, s
     return n_steps * BATCH / spent, simulated / spent, stream
 
 
-def single_step_us(n_steps: int = 5000) -> float:
+def _single_step_us(n_steps: int = 5000) -> float:
     """Microseconds of one step of the Gymnasium environment."""
     import gymnasium
     from gymnasium import spaces
@@ -184,7 +190,7 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     }
 
 
-def training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
+def _training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     """`training_run` in a process of its own, with the seconds from its start to the first step."""
     command = [sys.executable, "-m", "benchmarks.speed", "--train", "fast" if fast else "stock"]
     command += ["--rollouts", str(rollouts), "--threads", str(threads)]
@@ -207,16 +213,16 @@ def measure(repetitions: int, rollouts: int, threads: int) -> dict[str, Any]:
     :param threads: of each training process
     """
     samples: dict[str, list[float]] = {name: [] for name in (*TARGETS, SIMULATED)}
-    training_process(False, 1, threads)  # compiles the kernels
-    training_process(True, 1, threads)
+    _training_process(False, 1, threads)  # compiles the kernels
+    _training_process(True, 1, threads)
     stream = ""
     for _ in range(repetitions):
-        rate, simulated, stream = batch_speed()
+        rate, simulated, stream = _batch_speed()
         samples["env_steps_per_s_core"].append(rate)
         samples[SIMULATED].append(simulated)
-        samples["env_step_us_single"].append(single_step_us())
+        samples["env_step_us_single"].append(_single_step_us())
         for fast, name in ((False, "ppo_steps_per_s"), (True, "ppo_fast_steps_per_s")):
-            run = training_process(fast, rollouts, threads)
+            run = _training_process(fast, rollouts, threads)
             samples[name].append(run["steps_per_s"])
             samples["peak_training_memory_gib"].append(run["peak_gib"])
             samples["import_to_training_s"].append(run["import_to_training_s"])
@@ -247,7 +253,11 @@ def conditions() -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print measured beside asked."""
+    """
+    Print measured beside asked.
+
+    :param report: see `measure`
+    """
     table = Table("figure", "measured", "asked", "met", title="speed and memory")
     for name, (sign, value) in TARGETS.items():
         measured = report[name]
@@ -287,7 +297,7 @@ def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
         report[figure] = {name: interval(values) for name, values in finals.items()}
         report[figure]["fast - stock"] = interval(finals["fast"] - finals["stock"])
     require_folder(folder)
-    (folder / "learning_curves.json").write_text(json.dumps(report), encoding="utf-8")
+    write_json(report, folder / "learning_curves.json")
     plot(report, folder / "learning_curves.png")
     return report
 
@@ -342,15 +352,27 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
 
 
-def interval(values: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Mean and half the width of its 95 % confidence interval."""
+def interval(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
+    """
+    Mean and half the width of its 95 % confidence interval.
+
+    :param values: float64[n], n at least 1
+    :return: `mean` and `ci95`, which is None for a single value
+    """
     count = len(values)
-    half = T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count) if count > 1 else np.nan
-    return {"mean": float(values.mean()), "ci95": float(half)}
+    mean = float(values.mean())
+    if count == 1:
+        return {"mean": mean, "ci95": None}
+    return {"mean": mean, "ci95": float(T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count))}
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw the curves of all runs and their means."""
+    """
+    Draw the curves of all runs and their means.
+
+    :param report: see `learning_curves`
+    :param path: the picture to write (.png)
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -366,13 +388,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
             steps = sorted(set.intersection(*(set(curve["steps"]) for curve in curves)))
             mean = np.mean([np.interp(steps, c["steps"], c[name]) for c in curves], axis=0)
             end = report[name][algorithm]
-            axis.plot(
-                steps,
-                mean,
-                colour,
-                lw=2,
-                label=f"{algorithm}: {end['mean']:.3g} ± {end['ci95']:.2g} at the end",
-            )
+            spread = "" if end["ci95"] is None else f" ± {end['ci95']:.2g}"
+            end_label = f"{algorithm}: {end['mean']:.3g}{spread} at the end"
+            axis.plot(steps, mean, colour, lw=2, label=end_label)
         axis.set(xlabel="decisions", ylabel=label)
         axis.legend()
     figure.suptitle(f"stock PPO and FastPPO, {len(report['seeds'])} seeds (simulated)")
@@ -408,13 +426,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         )
     elif arguments.learning_curves:
-        report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
+        with exit_on_bad_input():
+            report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
         print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
     else:
         report = measure(arguments.repetitions, arguments.rollouts, arguments.threads)
         show(report)
         if arguments.json:
-            arguments.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+            with exit_on_bad_input():
+                write_json(report, arguments.json)
 
 
 if __name__ == "__main__":

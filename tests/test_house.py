@@ -18,14 +18,59 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILES, MOST_LINES = 15, 600
 
-#: What each package may import of the others.
-BELOW = {
-    "env": set(),
-    "agents": {"env"},
-    "deploy": {"env", "agents"},
-    "training": {"env", "agents", "deploy"},
-    "benchmarks": {"env", "agents", "deploy", "training"},
+#: The folders that a folder's modules may import, besides their own; docs/house.md draws them. A
+#: package's top holds its commands and what its folders share, so the top and a folder in it may
+#: import from each other, but no module imports in a circle. `benchmarks` may import anything.
+MAY_IMPORT = {
+    "env": {"env/inputs", "env/simulator"},
+    "env/inputs": {"env"},
+    "env/physics": {"env"},
+    "env/simulator": {"env", "env/inputs", "env/physics"},
+    "agents": {"agents/ppo", "env", "env/inputs"},
+    "agents/ppo": {"agents", "env"},
+    "agents/rules": {"agents", "env"},
+    "deploy": {
+        *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/loop"),
+        *("deploy/records", "deploy/safety", "agents", "env", "env/inputs"),
+    },
+    "deploy/linux": {"env"},
+    "deploy/records": {"deploy/linux", "env", "env/inputs"},
+    "deploy/engines": {"deploy/linux", "deploy/records", "env"},
+    "deploy/load": {"deploy/linux", "deploy/records", "env", "env/inputs", "env/simulator"},
+    "deploy/jobs": {"deploy/linux", "deploy/records", "env"},
+    "deploy/safety": {"deploy/jobs", "deploy/linux", "deploy/records", "agents", "env"},
+    "deploy/loop": {
+        *("deploy/jobs", "deploy/linux", "deploy/records", "deploy/safety", "agents", "env"),
+    },
+    "training": {
+        *("training/analysis", "training/calibration", "training/evaluation", "training/machine"),
+        *("env", "env/inputs", "env/simulator"),
+    },
+    "training/analysis": {"training", "env", "env/inputs", "env/physics"},
+    "training/calibration/logs": {"env", "env/inputs"},
+    "training/calibration": {
+        *("training", "training/analysis", "training/calibration/logs"),
+        *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/evaluation": {
+        *("training", "training/calibration/logs", "deploy/records", "agents"),
+        *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/imitation": {
+        *("training", "training/evaluation", "env", "env/physics", "env/simulator"),
+    },
+    "training/ppo": {
+        *("training", "training/evaluation", "training/imitation", "deploy", "agents"),
+        *("agents/ppo", "env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/machine": {
+        *("training", "training/analysis", "training/calibration", "training/calibration/logs"),
+        *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/records"),
+        *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
 }
+
+PACKAGES = ("env", "agents", "deploy", "training", "benchmarks")
 
 #: What the live side does without: a trainer's libraries and the simulator's compiler.
 HEAVY = {"torch", "stable_baselines3", "gymnasium", "numba"}
@@ -46,7 +91,17 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): path for path in sources(*BELOW)}
+MODULES = {module_name(path): path for path in sources(*PACKAGES)}
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module of the packages; the name itself of any other."""
+    return str(MODULES[module].parent.relative_to(ROOT)) if module in MODULES else module
+
+
+def joined_to_its_top(one: str, other: str) -> bool:
+    """Whether one folder is the package's top, and the other stands in it."""
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 @functools.cache
@@ -90,18 +145,18 @@ def more_than_one(places: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def test_no_folder_has_too_many_files() -> None:
     counts: dict[str, int] = defaultdict(int)
-    for path in sources(*BELOW, "tests"):
+    for path in sources(*PACKAGES, "tests"):
         counts[str(path.parent.relative_to(ROOT))] += 1
     assert not {folder: count for folder, count in counts.items() if count > MOST_FILES}
 
 
 def test_no_file_is_too_long() -> None:
-    paths = [*ROOT.glob("*.py"), *sources(*BELOW, "tests")]
+    paths = [*ROOT.glob("*.py"), *sources(*PACKAGES, "tests")]
     lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in paths}
     assert not {path: count for path, count in lines.items() if count > MOST_LINES}
 
 
-@pytest.mark.parametrize("package", BELOW)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_subfolder_says_what_it_answers_and_imports_nothing(package: str) -> None:
     for folder in {path.parent for path in sources(package)} - {ROOT / package}:
         tree = parsed(folder / "__init__.py")
@@ -140,13 +195,27 @@ def test_no_import_goes_in_a_circle() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("package", BELOW)
-def test_imports_go_one_way(package: str) -> None:
-    others = (set(BELOW) | {"tests"}) - BELOW[package] - {package}
+def test_every_folder_has_its_place() -> None:
+    assert set(map(folder_of, MODULES)) == {*MAY_IMPORT, "benchmarks"}
+
+
+def test_folders_go_one_way() -> None:
+    order = {
+        folder: {below for below in allowed if not joined_to_its_top(folder, below)}
+        for folder, allowed in MAY_IMPORT.items()
+    }
+    try:
+        TopologicalSorter(order).prepare()
+    except CycleError as error:
+        pytest.fail(" may import ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     for module in MODULES:
-        if module.partition(".")[0] == package:
-            above = {name for name in imported(module) if name.partition(".")[0] in others}
-            assert not above, module
+        if folder_of(module) == folder:
+            ours = {name for name in imported(module) if name in MODULES or name == "tests"}
+            assert set(map(folder_of, ours)) <= MAY_IMPORT[folder] | {folder}, module
 
 
 def test_the_live_side_needs_neither_a_trainer_nor_the_compiler() -> None:

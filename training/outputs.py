@@ -12,7 +12,7 @@ def write_json(content: Any, path: Path) -> None:
     Write a report.
 
     :param content: what to write
-    :param path: where
+    :param path: the file to write
     :raises InputError: if that cannot be written
     """
     try:

@@ -40,7 +40,7 @@ BATCH = 4
 """Fewest requests worth a system call of their own, while more are due."""
 
 LATE_S = 0.001
-SILENCE_S = 1.0
+ANSWER_LIMIT_S = 1.0
 """A connection that owes answers and gives none for so long is opened anew."""
 
 RETRY_S = 0.02
@@ -151,7 +151,7 @@ class Generator:
         if answers:
             self.answered += answers
             connection.heard_s = now_s
-        elif now_s - connection.heard_s > SILENCE_S:
+        elif now_s - connection.heard_s > ANSWER_LIMIT_S:
             raise OSError("memcached is silent")
 
     def _send(self, now_s: float) -> None:

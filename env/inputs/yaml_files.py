@@ -7,6 +7,7 @@ of a key that is given twice the last one wins unseen. So the events are counted
 made of them, and keys are compared.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ MOST_BYTES = 1 << 20
 MOST_DEPTH = 20
 """Collections within each other; a profile has 4."""
 
-MOST_NODES = 20_000
-"""Collections and scalars; a profile has 1200."""
+MOST_VALUES = 20_000
+"""Collections and single values, aliases written out; a profile has 1200."""
 
 LONGEST_SCALAR = 10_000
 """Characters of one value: numbers of more take the square of that to read."""
@@ -69,28 +70,55 @@ def read_yaml(path: Path, what: str, instead: str = "") -> Any:
         raise InputError(f"{path}: not valid YAML: a value that cannot be read") from error
 
 
+@dataclass
+class _Open:
+    """A collection under way: its anchor, if any, and the values and levels it has so far."""
+
+    anchor: str | None
+    values: int = 1
+    levels: int = 1
+
+    def add(self, values: int, levels: int) -> None:
+        """Count what lies in it, as if aliases were written out."""
+        self.values += values
+        self.levels = max(self.levels, 1 + levels)
+
+
 def _require_modest(text: str) -> None:
     """
     Look at a document's events one by one, which takes no memory, before it is made.
 
+    An alias counts as what it stands for, so that it cannot multiply.
+
     :raises yaml.YAMLError: where it is no YAML, or more than any file of ours needs
     """
-    depth = nodes = 0
+    document = _Open(None, 0, 0)
+    under_way = [document]
+    anchored: dict[str, tuple[int, int]] = {}  # values and levels
     for event in yaml.parse(text, _SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise _refusal("aliases (*) are not allowed", event)
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(f"tags ({event.tag}) are not allowed", event)
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+            under_way.append(_Open(event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if isinstance(event, yaml.NodeEvent):
-            nodes += 1
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
-            raise _refusal(f"a value of more than {LONGEST_SCALAR} characters", event)
-        if depth > MOST_DEPTH:
+            ended = under_way.pop()
+            under_way[-1].add(ended.values, ended.levels)
+            if ended.anchor is not None:
+                anchored[ended.anchor] = ended.values, ended.levels
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchored:
+                raise _refusal(f"*{event.anchor} stands for nothing before it", event)
+            under_way[-1].add(*anchored[event.anchor])
+        elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > LONGEST_SCALAR:
+                raise _refusal(f"a value of more than {LONGEST_SCALAR} characters", event)
+            under_way[-1].add(1, 0)
+            if event.anchor is not None:
+                anchored[event.anchor] = 1, 0
+        if len(under_way) - 1 + under_way[-1].levels > MOST_DEPTH + 1:
             raise _refusal(f"nested more than {MOST_DEPTH} deep", event)
-        if nodes > MOST_NODES:
-            raise _refusal(f"more than {MOST_NODES} values", event)
+        if sum(one.values for one in under_way) > MOST_VALUES:
+            raise _refusal(f"more than {MOST_VALUES} values", event)
 
 
 def _refusal(problem: str, event: Any) -> yaml.YAMLError:

@@ -86,6 +86,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     It works on arrays that it is given and can make none: numba's reference counts, which each look
     at an array would cost, are off.
+
+    :param function: a function of numbers, arrays and host rows
     """
     return numba.njit(**_UNCOUNTED)(function)
 
@@ -95,12 +97,18 @@ def inlined(function: Callable[..., Any]) -> Any:
     `compiled` into its callers, with the plain functions that it calls.
 
     A call would pass every array as seven numbers and hide what is constant, such as its length.
+
+    :param function: a function of numbers, arrays and host rows
     """
     return numba.njit(**_UNCOUNTED | {"forceinline": True})(function)
 
 
 def allocating(function: Callable[..., Any]) -> Any:
-    """`compiled`, for a function that makes arrays."""
+    """
+    `compiled`, for a function that makes arrays.
+
+    :param function: a function of numbers and arrays
+    """
     return numba.njit(**_OPTIONS)(function)
 
 

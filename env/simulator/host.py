@@ -149,7 +149,7 @@ class HostFields:
     What a record array does too, five times faster.
 
     :param hosts: structured array[B] of `host_dtype`, which must outlive this
-    :param index: which host
+    :param index: index of the host
     """
 
     _scalars: dict[str, npt.NDArray[Any]]

@@ -57,7 +57,12 @@ SLOW_LIMIT = 0.05
 
 @compiled
 def start_episode(h, targets):
-    """Bring a freshly initialised host to its first decision."""
+    """
+    Bring a freshly initialised host to its first decision.
+
+    :param h: host row
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    """
     h.load_qps = targets[0]
     h.settled_qps = h.load_qps
     refresh(h)
@@ -79,7 +84,7 @@ def step(h, rows, targets, edit, gamma, terms):
     """
     before_s = h.now_s
     actuations = h.actuations
-    potential = reward.potential(work_left(h), h.n_vcpus)
+    potential = reward.potential(_work_left(h), h.n_vcpus)
     h.violated_s = 0.0
     h.over_slo_s = 0.0
     if decision.decide_edit(h, rows, edit):
@@ -91,14 +96,19 @@ def step(h, rows, targets, edit, gamma, terms):
     advance(h, targets, h.now_s + (h.hold_s if h.kept else h.period_s))
     sense(h)
     observation.remember(h)
-    ended = how_ended(h)
+    ended = _how_ended(h)
     write_terms(h, terms, h.now_s - before_s, h.actuations - actuations, potential, gamma, ended)
     return ended
 
 
 @compiled
 def apply_desired(h, regulator_on):
-    """Regulate the desired allocation and send what comes of it."""
+    """
+    Regulate the desired allocation and send what comes of it.
+
+    :param h: host row
+    :param regulator_on: whether the regulator stands in between
+    """
     decision.decide_allocation(h, regulator_on)
     send(h)
     h.decisions += 1
@@ -107,14 +117,20 @@ def apply_desired(h, regulator_on):
 
 @inlined
 def observe(h, rows, row):
-    """Write the observation of a host: features, then the action mask."""
+    """
+    Write the observation of a host: features, then the action mask.
+
+    :param h: host row
+    :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param row: float32[n_features + n_edits], receives the observation
+    """
     n_features = row.shape[0] - rows.shape[0]
     observation.observe(h, h.occupancy.shape[0], row[:n_features])
     action.legal_edits(h, rows, row[n_features:])
 
 
 @inlined
-def work_left(h):
+def _work_left(h):
     """Solo-core seconds of work left, launch overheads included."""
     total = 0.0
     for job in range(h.work_left_s.shape[0]):
@@ -125,7 +141,7 @@ def work_left(h):
 
 
 @inlined
-def how_ended(h):
+def _how_ended(h):
     """How the episode ended: `TERMINATED`, `TRUNCATED`, or 0 while it goes on."""
     if all_done(h):
         return TERMINATED
@@ -134,7 +150,11 @@ def how_ended(h):
 
 @compiled
 def all_done(h):
-    """Whether every job has ended."""
+    """
+    Whether every job has ended.
+
+    :param h: host row
+    """
     for job in range(h.true_state.shape[0]):
         if h.true_state[job] != DONE:
             return False
@@ -152,9 +172,9 @@ def write_terms(h, terms, step_s, actuations, potential, gamma, ended):
     :param actuations: how many changes were sent
     :param potential: what the decision began with; an episode that has terminated has none left
     :param gamma: the trainer's discount, for the shaping term
-    :param ended: see `how_ended`
+    :param ended: see `_how_ended`
     """
-    after = 0.0 if ended == TERMINATED else reward.potential(work_left(h), h.n_vcpus)
+    after = 0.0 if ended == TERMINATED else reward.potential(_work_left(h), h.n_vcpus)
     terms[0] = reward.time_term(step_s)
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
     terms[2] = reward.churn_term(1 - h.kept + actuations)
@@ -173,6 +193,10 @@ def advance(h, targets, until_s):
 
     When all are done the interval under way is completed, so that its p95 counts whole, but the
     clock of the episode stops at the last job's end.
+
+    :param h: host row
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    :param until_s: time of the episode to stop at [s]
     """
     h.until_s = min(until_s, h.duration_s)
     while h.now_s < h.until_s - SOON_S:
@@ -195,19 +219,19 @@ def advance(h, targets, until_s):
                 changed = True
         if h.interval_ends_s <= h.now_s + SOON_S:
             end_interval(h)
-            begin_interval(h, targets)
+            _begin_interval(h, targets)
             changed = True
         if changed:
             refresh(h)
         if all_done(h):
-            complete_interval(h)
+            _complete_interval(h)
             return
     if h.now_s >= h.duration_s - SOON_S and h.sent_requests > 0.0:
         end_interval(h)  # cut short by the time cap; it counts as far as it came
 
 
 @compiled
-def begin_interval(h, targets):
+def _begin_interval(h, targets):
     """Move the load to its next target; wake a sleeping policy if it can see the move."""
     h.interval += 1
     before = h.load_qps
@@ -220,7 +244,11 @@ def begin_interval(h, targets):
 
 @compiled
 def end_interval(h):
-    """Close the measurement interval: it counts when it overlaps the batch window."""
+    """
+    Close the measurement interval: it counts when it overlaps the batch window.
+
+    :param h: host row
+    """
     started = False
     for job in range(h.start_s.shape[0]):
         started |= h.start_s[job] <= h.interval_ends_s
@@ -236,7 +264,7 @@ def end_interval(h):
 
 
 @compiled
-def complete_interval(h):
+def _complete_interval(h):
     """
     Serve the rest of the last interval without batch work.
 
@@ -259,6 +287,8 @@ def interval_p95(h):
     95th percentile of latency in the last interval that ended [us].
 
     Only recordings ask for it, so its requests are kept until the next interval has ended, too.
+
+    :param h: host row
     """
     at = 1 - h.mixing
     return mixture_p95(h.mix_weight[at], h.mix_p95[at], h.mix_shape[at], h.mix_count[at])
@@ -266,7 +296,11 @@ def interval_p95(h):
 
 @compiled
 def finish_jobs(h):
-    """Mark the jobs whose work is done; True if there are any. The next poll shows it."""
+    """
+    Mark the jobs whose work is done; True if there are any. The next poll shows it.
+
+    :param h: host row
+    """
     any_done = False
     for job in range(h.work_left_s.shape[0]):
         if (
@@ -287,7 +321,12 @@ def finish_jobs(h):
 
 @compiled
 def wake(h, earliest_s):
-    """End a sleeping policy's step at the first poll that is not before `earliest_s`."""
+    """
+    End a sleeping policy's step at the first poll that is not before `earliest_s`.
+
+    :param h: host row
+    :param earliest_s: time of the episode before which the step does not end [s]
+    """
     if h.wake_on_events:
         polls = math.ceil((earliest_s - h.decided_at_s) / h.period_s - 1e-6)
         poll_s = h.decided_at_s + polls * h.period_s
@@ -345,7 +384,7 @@ def interval_p95_at(hosts, b):
 @compiled
 def over_at(hosts, b):
     """Whether the episode of host b has ended, completed or cut off."""
-    return how_ended(hosts[b]) != 0
+    return _how_ended(hosts[b]) != 0
 
 
 @compiled

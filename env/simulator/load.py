@@ -1,4 +1,5 @@
-"""mcperf's dynamic load, target by target: the trace that a run with `--qps_seed` serves.
+"""
+mcperf's dynamic load, target by target: the trace that a run with `--qps_seed` serves.
 
 mcperf (the load generator of the ETH Zurich cloud computing course) draws one target per
 interval with `std::default_random_engine` and `std::uniform_int_distribution<int>`. In
@@ -37,7 +38,8 @@ PURPOSES: tuple[Purpose, ...] = ("training", "selection", "report")
 
 
 def initial_state(seed: int) -> int:
-    """State of the generator after seeding, as in libstdc++.
+    """
+    State of the generator after seeding, as in libstdc++.
 
     :param seed: mcperf's `--qps_seed`, 1 to 2^31 - 1
     :return: the state before the first draw
@@ -56,7 +58,8 @@ def _powers(count: int) -> npt.NDArray[np.int64]:
 
 
 def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.NDArray[np.int64]:
-    """The first targets of mcperf's dynamic load.
+    """
+    The first targets of mcperf's dynamic load.
 
     :param seed: mcperf's `--qps_seed`, 1 to 2^31 - 1
     :param qps_min: smallest target [queries/s]
@@ -88,12 +91,14 @@ def dynamic_targets(seed: int, qps_min: int, qps_max: int, count: int) -> npt.ND
 def load_targets(
     load: Load, seed: int, count: int, between: tuple[int, int] | None = None
 ) -> npt.NDArray[np.int64]:
-    """The first targets of a scenario's load [queries/s].
+    """
+    The first targets of a scenario's load [queries/s].
 
-    :param load: which
+    :param load: the scenario's load
     :param seed: mcperf's `--qps_seed`; without effect where the scenario lists its targets
-    :param count: how many
-    :param between: smallest and largest target, if not the scenario's; without effect as above
+    :param count: number of targets
+    :param between: smallest and largest target [queries/s] in place of the load's own; without
+        effect where the scenario lists its targets
     """
     if not load.targets:
         return dynamic_targets(seed, *(between or (load.qps_min, load.qps_max)), count)
@@ -102,7 +107,8 @@ def load_targets(
 
 
 def interval_count(duration_s: float, interval_s: float) -> int:
-    """Number of intervals in a run: ceil(t / qps_interval), as mcperf announces it.
+    """
+    Number of intervals in a run: ceil(t / qps_interval), as mcperf announces it.
 
     :param duration_s: mcperf's `-t` [s]
     :param interval_s: mcperf's `--qps_interval` [s]
@@ -121,7 +127,8 @@ def _check_length(name: str, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class LoadTrace:
-    """A load that changes in steps of equal length.
+    """
+    A load that changes in steps of equal length.
 
     :param targets: offered load of each step [queries/s]
     :param interval_s: length of a step [s]
@@ -142,7 +149,8 @@ class LoadTrace:
     def dynamic(
         cls, seed: int, interval_s: float, qps_min: int, qps_max: int, duration_s: float
     ) -> LoadTrace:
-        """Make the trace of `mcperf -t duration_s --qps_interval interval_s --qps_seed seed`.
+        """
+        Make the trace of `mcperf -t duration_s --qps_interval interval_s --qps_seed seed`.
 
         :param seed: mcperf's `--qps_seed`, 1 to 2^31 - 1
         :param interval_s: length of a step [s]
@@ -156,7 +164,8 @@ class LoadTrace:
 
     @classmethod
     def explicit(cls, targets: Iterable[int], interval_s: float) -> LoadTrace:
-        """Make a trace of given targets, as mcperf's repeated `--qps_target`.
+        """
+        Make a trace of given targets, as mcperf's repeated `--qps_target`.
 
         :param targets: offered load of each step, whole numbers [queries/s]
         :param interval_s: length of a step [s]
@@ -169,7 +178,8 @@ class LoadTrace:
 
     @classmethod
     def scan(cls, start: int, stop: int, step: int, interval_s: float) -> LoadTrace:
-        """Make the staircase of `mcperf --scan start:stop:step -t interval_s`.
+        """
+        Make the staircase of `mcperf --scan start:stop:step -t interval_s`.
 
         :param start: first target [queries/s]
         :param stop: largest target allowed, itself a target if a step meets it [queries/s]
@@ -184,7 +194,8 @@ class LoadTrace:
 
 
 def trace_seeds(entropy: int, count: int, purpose: Purpose) -> list[int]:
-    """Seeds of load traces for one purpose.
+    """
+    Seeds of load traces for one purpose.
 
     minstd is linear, so neighbouring seeds begin with nearly the same targets: seeds are
     drawn evenly from the whole range instead of counted up. What a policy trains on must
@@ -218,7 +229,8 @@ def trace_seeds(entropy: int, count: int, purpose: Purpose) -> list[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print mcperf's targets, one per line.
+    """
+    Print mcperf's targets, one per line.
 
     :param argv: command line, the process's own if none is given
     """

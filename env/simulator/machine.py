@@ -128,11 +128,20 @@ class EpisodeFactory:
         self._template = self._host_before_start()
 
     def new_hosts(self, count: int) -> npt.NDArray[Any]:
-        """Memory for `count` hosts; `begin` fills it."""
+        """
+        Memory for `count` hosts; `begin` fills it.
+
+        :param count: B, the number of hosts
+        """
         return np.zeros(count, dtype=self._template.dtype)
 
     def new_targets(self, count: int) -> npt.NDArray[np.float64]:
-        """Memory for the load traces of `count` hosts."""
+        """
+        Memory for the load traces of `count` hosts.
+
+        :param count: B, the number of hosts
+        :return: float64[B, trace_length] [requests/s]
+        """
         return np.zeros((count, self.trace_length))
 
     def begin(
@@ -148,7 +157,7 @@ class EpisodeFactory:
 
         :param hosts: structured array[B]
         :param targets: float64[B, n_intervals], receives the trace [requests/s]
-        :param index: which host
+        :param index: index of the host
         :param trace_seed: seed of mcperf's load
         :param rng: source of everything else that is random in the episode
         """
@@ -156,7 +165,7 @@ class EpisodeFactory:
         host = hosts[index]
         variation = self.variation
         if variation.interval_s is not None:
-            host["interval_s"] = log_uniform(variation.interval_s, rng)
+            host["interval_s"] = _log_uniform(variation.interval_s, rng)
         between = self._draw_range(rng)
         load = self.scenario.load
         count = interval_count(load.duration_s, float(host["interval_s"]))
@@ -174,7 +183,7 @@ class EpisodeFactory:
                 up = rng.random(host[name].shape) < 0.5
                 host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
             host["service_params"][VM_SPEED] = vm_speed
-            keep_physical(host)
+            _keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
         host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
@@ -185,9 +194,9 @@ class EpisodeFactory:
         load, variation = self.scenario.load, self.variation
         least, most = load.qps_min, load.qps_max
         if variation.most_load is not None:
-            most = max(1, round(most * log_uniform(variation.most_load, rng)))
+            most = max(1, round(most * _log_uniform(variation.most_load, rng)))
         if variation.least_load is not None:
-            least = max(1, round(least * log_uniform(variation.least_load, rng)))
+            least = max(1, round(least * _log_uniform(variation.least_load, rng)))
         return min(least, most), most
 
     def head_start(self, host: Any, rng: np.random.Generator) -> None:
@@ -196,6 +205,9 @@ class EpisodeFactory:
 
         Parallel environments that all begin at the beginning would show every update the same
         phase of the episode only.
+
+        :param host: host row of an episode that has just begun
+        :param rng: source of what is random
         """
         done = rng.permutation(len(self.scenario.jobs))[: rng.integers(len(self.scenario.jobs))]
         for name, value in (
@@ -265,16 +277,16 @@ class EpisodeFactory:
         # The load's clock is late, and with it every interval.
         lags_s = host["host_params"][[LOAD_LAG_LOW_S, LOAD_LAG_HIGH_S]]
         host["interval_ends_s"] += rng.uniform(*sorted(lags_s))
-        keep_physical(host)
+        _keep_physical(host)
 
 
-def log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
+def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
     """A number from a range, uniform in its logarithm."""
     low, high = range_
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def keep_physical(host: Any) -> None:
+def _keep_physical(host: Any) -> None:
     """Keep drawn parameters that are fractions from passing 1."""
     host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
     for field, most in ((SERIAL_FRACTION, 0.95), (JOB_SMT, 1.0)):
@@ -327,7 +339,11 @@ class SimulatedMachine:
         self.factory.begin(self._hosts, self._targets, 0, trace_seed, rng)
 
     def follow(self, targets: npt.NDArray[np.float64]) -> None:
-        """Replace the load trace of the episode that has just begun [requests/s]."""
+        """
+        Replace the load trace of the episode that has just begun [requests/s].
+
+        :param targets: float64[n_intervals], the load of each interval [requests/s]
+        """
         self._targets = np.ascontiguousarray(targets, dtype=np.float64)[None, :]
         kernel.start_episode_at(self._hosts, 0, self._targets[0])
 
@@ -359,7 +375,11 @@ class SimulatedMachine:
         return ended, dict(zip(TERMS, self._terms.tolist(), strict=True))
 
     def observe(self, row: npt.NDArray[np.float32]) -> None:
-        """Write the observation, float32[observation_size]."""
+        """
+        Write the observation, float32[observation_size].
+
+        :param row: float32[observation_size], receives the observation
+        """
         kernel.observe_at(self._hosts, 0, self.factory.table.rows, row)
 
     def close(self) -> None:

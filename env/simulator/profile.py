@@ -150,7 +150,12 @@ class Profile(BaseModel):
         return self._job_columns(names, "value")
 
     def job_spreads(self, names: Sequence[str]) -> FloatArray:
-        """Their spreads, in the same shape."""
+        """
+        Their spreads, in the same shape.
+
+        :param names: jobs in the order wanted
+        :raises ValueError: the profile does not know one of them
+        """
         return self._job_columns(names, "spread")
 
     def host_array(self) -> FloatArray:
@@ -176,7 +181,7 @@ class Profile(BaseModel):
         """
         The profile of one of the VMs it was fitted to.
 
-        :param name: which of `vms`
+        :param name: name of the VM, one of `vms`
         :raises ValueError: there is no such VM
         """
         if name not in self.vms:
@@ -233,7 +238,7 @@ def save_profile(profile: Profile, path: Path) -> Profile:
     Write a profile with its content hash; the same content gives the same bytes.
 
     :param profile: the profile; its own hash is ignored
-    :param path: where to
+    :param path: the file to write
     :return: the profile as written
     """
     profile = profile.model_copy(update={"hash": content_hash(profile)})
@@ -244,7 +249,11 @@ def save_profile(profile: Profile, path: Path) -> Profile:
 
 
 def content_hash(profile: Profile) -> str:
-    """SHA-256 over the canonical JSON of everything but the hash itself."""
+    """
+    SHA-256 over the canonical JSON of everything but the hash itself.
+
+    :param profile: the profile; its own hash is ignored
+    """
     content = profile.model_dump(mode="json", exclude={"hash", *_empty(profile)})
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -23,7 +23,13 @@ _BITS = 0x7FFFFFFF  # a state fits into them: what is known to be positive divid
 
 @compiled
 def draw(h, first, second):
-    """A number in (0, 1), as many draws ahead of the state in `h.random` (int64[2])."""
+    """
+    A number in (0, 1), as many draws ahead of the state in `h.random` (int64[2]).
+
+    :param h: host row
+    :param first: multiplier of the first generator, to the power of the number of draws
+    :param second: the same of the second generator
+    """
     difference = first * (h.random[0] & _BITS) % FIRST_MODULUS
     difference -= second * (h.random[1] & _BITS) % SECOND_MODULUS
     if difference < 1:
@@ -32,7 +38,7 @@ def draw(h, first, second):
 
 
 @compiled
-def move_on(h, first, second):
+def _move_on(h, first, second):
     """Move the state as many draws on."""
     h.random[0] = first * (h.random[0] & _BITS) % FIRST_MODULUS
     h.random[1] = second * (h.random[1] & _BITS) % SECOND_MODULUS
@@ -40,9 +46,13 @@ def move_on(h, first, second):
 
 @compiled
 def uniform(h):
-    """A number in (0, 1)."""
+    """
+    A number in (0, 1).
+
+    :param h: host row
+    """
     number = draw(h, FIRST_1, SECOND_1)
-    move_on(h, FIRST_1, SECOND_1)
+    _move_on(h, FIRST_1, SECOND_1)
     return number
 
 
@@ -52,10 +62,12 @@ def two_noises(h):
     Two triangular numbers of mean 0 and standard deviation 1; within +-2.45.
 
     Four draws from one state: none of them waits for another.
+
+    :param h: host row
     """
     one = draw(h, FIRST_1, SECOND_1) + draw(h, FIRST_2, SECOND_2)
     other = draw(h, FIRST_3, SECOND_3) + draw(h, FIRST_4, SECOND_4)
-    move_on(h, FIRST_4, SECOND_4)
+    _move_on(h, FIRST_4, SECOND_4)
     return (one - 1.0) * 2.449489742783178, (other - 1.0) * 2.449489742783178
 
 
@@ -66,6 +78,11 @@ def api_latency(h, median_s, p90_s, p99_s):
 
     Interpolates the measured quantiles on a logarithmic scale: a quarter of the median at 0,
     the three given ones, and 1.5 times the 99th percentile at 1.
+
+    :param h: host row
+    :param median_s: measured median [s]
+    :param p90_s: measured 90th percentile [s]
+    :param p99_s: measured 99th percentile [s]
     """
     rank = uniform(h)
     if rank < 0.5:

@@ -41,23 +41,27 @@ _QUIET_S = 1e-3  # before an event that is due: far more than rounding can move 
 
 @compiled
 def refresh(h):
-    """Bring latency, shares and speeds up to date with the load and the allocation in force."""
-    place_batch(h)
-    ask_for_service(h)
+    """
+    Bring latency, shares and speeds up to date with the load and the allocation in force.
+
+    :param h: host row
+    """
+    _place_batch(h)
+    _ask_for_service(h)
     pressure = job_speeds(
         h.running, h.threads, h.true_cores, h.true_weight, h.true_quota, h.batch_sibling,
         h.occupancy, h.job_params, h.host_params, h.speed, h.used, h.busy, h.client,
     )  # fmt: skip
-    weigh_batch(h)
-    fill_vcpus(h)
-    answer(h, pressure)
+    _weigh_batch(h)
+    _fill_vcpus(h)
+    _answer(h, pressure)
     # With a backlog, or one that begins, rates change at no time that can be told from afar.
     keeps_up = h.backlog == 0.0 and h.load_qps <= h.capacity_qps
     h.quiet_until_s = next_event(h) - _QUIET_S if keeps_up else h.now_s
 
 
 @inlined
-def place_batch(h):
+def _place_batch(h):
     """Which jobs run, and the most that batch work may use of each vCPU."""
     n_jobs, n_vcpus = h.used.shape
     for vcpu in range(n_vcpus):
@@ -74,7 +78,7 @@ def place_batch(h):
 
 
 @inlined
-def ask_for_service(h):
+def _ask_for_service(h):
     """
     What memcached asks for of each vCPU.
 
@@ -82,7 +86,7 @@ def ask_for_service(h):
     for siblings are really used follows from what memcached asks for.
     """
     n_vcpus = h.occupancy.shape[0]
-    h.client = client_share(h)
+    h.client = _client_share(h)
     asked = service_occupancy(
         math.inf if h.backlog > 0.0 else h.load_qps, h.service_threads, h.true_service, h.sibling,
         h.background, h.equal, h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
@@ -94,7 +98,7 @@ def ask_for_service(h):
 
 
 @inlined
-def weigh_batch(h):
+def _weigh_batch(h):
     """What batch work of either weight really uses of each vCPU."""
     n_jobs, n_vcpus = h.used.shape
     for vcpu in range(n_vcpus):
@@ -108,7 +112,7 @@ def weigh_batch(h):
 
 
 @inlined
-def fill_vcpus(h):
+def _fill_vcpus(h):
     """
     How busy each vCPU is, and how long memcached waits for one.
 
@@ -132,7 +136,7 @@ def fill_vcpus(h):
 
 
 @inlined
-def answer(h, pressure):
+def _answer(h, pressure):
     """Latency, capacity and CPU use of memcached beside what batch work really uses."""
     offered = h.load_qps
     if h.backlog > 0.0:
@@ -152,7 +156,7 @@ def answer(h, pressure):
 
 
 @compiled
-def client_share(h):
+def _client_share(h):
     """What the load generator takes of the last vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
     if most == 0.0:
@@ -164,7 +168,11 @@ def client_share(h):
 
 @inlined
 def next_event(h):
-    """Time of whatever changes a rate first, the policy aside."""
+    """
+    Time of whatever changes a rate first, the policy aside.
+
+    :param h: host row
+    """
     first = min(h.interval_ends_s, h.service_lands_s)
     for job in range(h.lands_s.shape[0]):
         first = min(first, h.lands_s[job], h.move_lands_s[job])
@@ -176,7 +184,12 @@ def next_event(h):
 
 @inlined
 def elapse(h, step_s):
-    """Let time pass at the present rates."""
+    """
+    Let time pass at the present rates.
+
+    :param h: host row
+    :param step_s: time that passes [s]
+    """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     count_requests(h, rate * step_s)
     if h.probe_window_s > 0.0:
@@ -205,7 +218,12 @@ def elapse(h, step_s):
 
 @inlined
 def count_requests(h, count):
-    """Add requests served at the present latency to the interval under way."""
+    """
+    Add requests served at the present latency to the interval under way.
+
+    :param h: host row
+    :param count: number of requests, not necessarily whole
+    """
     h.sent_requests += count
     h.slow_requests += count * h.slow_fraction
     at = h.mixing
@@ -249,7 +267,12 @@ def mix(weights, p95s, shapes, levels, p95_us, shape, count):
 
 @compiled
 def probe(h, step_s):
-    """Let the latency probe and the CPU's event counters run on at the present rates."""
+    """
+    Let the latency probe and the CPU's event counters run on at the present rates.
+
+    :param h: host row
+    :param step_s: time that passes [s]
+    """
     probes = PROBES_PER_S * step_s
     h.probe_count = mix(
         h.probe_weight, h.probe_p95, h.probe_shape, h.probe_count, h.p95_us, h.tail_shape, probes

@@ -31,6 +31,8 @@ def send(h):
 
     Calls to Docker are done one after another. A job has one change of its state under way at a
     time, and one of its place.
+
+    :param h: host row
     """
     h.quiet_until_s = h.now_s
     if h.service != h.sent_service:
@@ -38,12 +40,12 @@ def send(h):
         h.service_lands_s = h.now_s + h.host_params[FAST_LATENCY_S]
         h.actuations += 1
     for job in range(h.state.shape[0]):
-        send_state(h, job)
-        send_move(h, job)
+        _send_state(h, job)
+        _send_move(h, job)
 
 
 @compiled
-def send_state(h, job):
+def _send_state(h, job):
     """Have Docker start, pause or resume a job, unless a call for it is still under way."""
     before, after = h.sent_state[job], h.state[job]
     if after == before or after == PENDING or after == DONE or h.lands_s[job] < math.inf:
@@ -51,15 +53,15 @@ def send_state(h, job):
     h.actuations += 1
     if before != PENDING and after == PAUSED:
         h.pauses[job] += 1
-    call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
+    _call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
     h.lands_s[job] = h.api_free_s
     h.sent_state[job] = after
     if before == PENDING:
-        send_place(h, job)
+        _send_place(h, job)
 
 
 @compiled
-def send_move(h, job):
+def _send_move(h, job):
     """
     Have a job's vCPUs, weight and quota changed, unless they are just being changed.
 
@@ -74,15 +76,15 @@ def send_move(h, job):
         return
     h.actuations += int(moved) + int(weighed) + int(limited)
     if h.docker_moves:
-        call_docker(h, 0.0)
+        _call_docker(h, 0.0)
         h.move_lands_s[job] = h.api_free_s
     else:
         h.move_lands_s[job] = h.now_s + h.host_params[FAST_LATENCY_S]
-    send_place(h, job)
+    _send_place(h, job)
 
 
 @inlined
-def send_place(h, job):
+def _send_place(h, job):
     """Send a job's vCPUs, weight and quota."""
     h.sent_cores[job] = h.cores[job]
     h.sent_weight[job] = h.weight[job]
@@ -90,7 +92,7 @@ def send_place(h, job):
 
 
 @compiled
-def call_docker(h, more_s):
+def _call_docker(h, more_s):
     """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
     host = h.host_params
     latency_s = (
@@ -105,18 +107,27 @@ def call_docker(h, more_s):
 
 @compiled
 def land_service(h):
-    """Memcached's vCPUs change."""
+    """
+    Memcached's vCPUs change.
+
+    :param h: host row
+    """
     h.true_service = h.sent_service
     h.service_lands_s = math.inf
 
 
 @compiled
 def land_state(h, job):
-    """Docker has started, paused or resumed a job; what was decided meanwhile is sent now."""
+    """
+    Docker has started, paused or resumed a job; what was decided meanwhile is sent now.
+
+    :param h: host row
+    :param job: index of the job
+    """
     h.lands_s[job] = math.inf
     take_state(h, job)
-    send_state(h, job)
-    send_move(h, job)
+    _send_state(h, job)
+    _send_move(h, job)
 
 
 @compiled
@@ -125,17 +136,25 @@ def land_move(h, job):
     A job's vCPUs, weight or quota change; what was decided meanwhile is sent now.
 
     A container that is still starting has none yet.
+
+    :param h: host row
+    :param job: index of the job
     """
     h.move_lands_s[job] = math.inf
     if h.true_state[job] == PENDING:
         return
     take_place(h, job)
-    send_move(h, job)
+    _send_move(h, job)
 
 
 @inlined
 def take_state(h, job):
-    """A job is started, paused or resumed, as was sent."""
+    """
+    A job is started, paused or resumed, as was sent.
+
+    :param h: host row
+    :param job: index of the job
+    """
     was, now = h.true_state[job], h.sent_state[job]
     if was == PENDING:
         h.start_s[job] = h.now_s
@@ -148,7 +167,12 @@ def take_state(h, job):
 
 @inlined
 def take_place(h, job):
-    """A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs."""
+    """
+    A job has the vCPUs, weight and quota that were sent; other vCPUs cost work once it runs.
+
+    :param h: host row
+    :param job: index of the job
+    """
     if h.true_state[job] != PENDING and h.true_cores[job] != h.sent_cores[job]:
         h.work_left_s[job] += h.host_params[MIGRATION_COST_S]
     h.true_cores[job] = h.sent_cores[job]

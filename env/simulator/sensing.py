@@ -17,7 +17,11 @@ from env.simulator.rates import PROBES_PER_S, SOON_S
 
 @inlined
 def sense(h):
-    """Read the sensors: load and CPU over the last polling window, job states."""
+    """
+    Read the sensors: load and CPU over the last polling window, job states.
+
+    :param h: host row
+    """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     # Requests arrive at random, so a window's count scatters by its square root at least.
     spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
@@ -28,11 +32,11 @@ def sense(h):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
     if h.probe_window_s > 0.0:
-        read_probe(h)
+        _read_probe(h)
 
 
 @compiled
-def read_probe(h):
+def _read_probe(h):
     """
     Read p95 and cycles per instruction over a window that has passed, and begin the next one.
 

@@ -82,7 +82,11 @@ class ColocationVecEnv(VecEnv):
         self.seed(seed)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Restart the sequence of episodes; `None` keeps it."""
+        """
+        Restart the sequence of episodes; `None` keeps it.
+
+        :param seed: seed of the sequence; None keeps the sequence
+        """
         if seed is not None:
             self._entropy = seed
             self._rng = np.random.default_rng([seed, 0])
@@ -107,6 +111,7 @@ class ColocationVecEnv(VecEnv):
         """
         Remember the edits, int[B].
 
+        :param actions: int64[B], index of each edit
         :raises ValueError: if one is not in the action space; the kernel checks no bounds
         """
         actions = np.asarray(actions)
@@ -177,7 +182,12 @@ class ColocationVecEnv(VecEnv):
         """Nothing to close."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of this batch, once per machine."""
+        """
+        An attribute of this batch, once per machine.
+
+        :param attr_name: name of the attribute
+        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
+        """
         return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

@@ -1,7 +1,6 @@
 """The benchmark of sharing: what follows what, what is made of it, and that nothing is left."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -78,7 +77,24 @@ def test_ratios_are_those_of_the_pairs_and_the_rest_medians() -> None:
 
 def test_a_figure_of_zero_has_no_ratio() -> None:
     found = sharing.summary(["none", "idle"], [figures(1.0, 0.0), figures(1.0)], turns=1)
-    assert math.isnan(found["ratios"]["idle"]["run_delay"])
+    assert found["ratios"]["idle"]["run_delay"] is None
+    assert found["ratios"]["idle"]["p95_us"] == 1.0
+
+
+def test_a_figure_of_zero_leaves_the_other_pairs_their_ratios() -> None:
+    rows = [figures(1.0, 0.0), figures(1.0), figures(1.0, 1.5), figures(1.0, 0.5)]
+    found = sharing.summary(["none", "idle", "idle", "none"], rows, turns=2)
+    assert found["ratios"]["idle"]["run_delay"] == 3.0
+
+
+def test_what_it_writes_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sharing.summary(["none", "idle"], [figures(1.0, 0.0), figures(1.0)], turns=1)
+    monkeypatch.setattr(sharing, "run", lambda plan: found)
+    monkeypatch.setattr(sharing, "interrupt_on_stop", lambda: None)
+    sharing.main(["--json", str(tmp_path / "sharing.json")])
+    written = (tmp_path / "sharing.json").read_text()
+    assert "NaN" not in written
+    assert json.loads(written) == found
 
 
 def test_the_table_fits_a_terminal_and_has_every_turn(capsys: pytest.CaptureFixture[str]) -> None:

@@ -341,20 +341,20 @@ def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monk
     find, start, silence = runtime.find, runtime.start, threading.Event()
     attempts, unanswered = [], []
 
-    def begin(attempt, *place):
+    def start_and_fall_silent(attempt, *place):
         attempts.append(attempt.number)
         start(attempt, *place)
         silence.set()
         raise RuntimeUnavailableError("no answer")
 
-    def look(attempt):
+    def find_unless_silent(attempt):
         if silence.is_set():
             unanswered.append(attempt.number)
             raise RuntimeUnavailableError("no answer")
         return find(attempt)
 
-    monkeypatch.setattr(runtime, "start", begin)
-    monkeypatch.setattr(runtime, "find", look)
+    monkeypatch.setattr(runtime, "start", start_and_fall_silent)
+    monkeypatch.setattr(runtime, "find", find_unless_silent)
     wanted = JobAllocation(JobState.RUNNING, (1,), threads=1)
     actuator.apply(Allocation((0,), {"dedup": wanted}))
     poll_until(actuator, lambda: len(unanswered) > 3 or run.record.failures)

@@ -225,7 +225,11 @@ def from_table(table: pd.DataFrame, factors: Sequence[str], response: str) -> Fl
 
 
 def table_of(result: Factorial) -> Table:
-    """The effects with intervals and shares, for the terminal."""
+    """
+    The effects with intervals and shares, for the terminal.
+
+    :param result: the analysed design
+    """
     _, r = result.responses.shape
     unit = " (log10)" if result.multiplicative else ""
     view = Table(box=box.SIMPLE_HEAD, title=f"2^{len(result.factors)} x {r} factorial{unit}")

@@ -175,7 +175,7 @@ class Queueing:
     """
     The queueing analysis of one curve.
 
-    :param name: which curve
+    :param name: name of the curve
     :param servers: how many memcached could use: the fewer of threads and cores
     :param comparisons: the models beside the measurements
     :param law: the interactive law on points where the load generator was the limit

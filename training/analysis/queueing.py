@@ -79,43 +79,8 @@ def mmm(arrival: float, service_s: float, servers: int = 1) -> Steady:
     return Steady(arrival, response_s, load / servers, waiting, arrival * response_s)
 
 
-@dataclass(frozen=True)
-class Centre:
-    """
-    A service centre of a closed network.
-
-    :param name: what it stands for
-    :param demand_s: service time that one request needs there in all
-    :param servers: how many serve its queue; `DELAY` if nobody waits there
-    """
-
-    name: str
-    demand_s: float
-    servers: int = 1
-
-
-@dataclass(frozen=True)
-class Network:
-    """
-    A closed network with some number of customers.
-
-    :param customers: N
-    :param throughput: [1/s]
-    :param response_s: time in all centres, without thinking
-    :param residence_s: time at each centre
-    :param queue: customers at each centre
-    :param utilisation: of each server of each centre; of a delay, its customers
-    """
-
-    customers: int
-    throughput: float
-    response_s: float
-    residence_s: tuple[float, ...]
-    queue: tuple[float, ...]
-    utilisation: tuple[float, ...]
-
-
-def mva(centres: Sequence[Centre], customers: int, think_s: float = 0.0) -> list[Network]:
+@allocating
+def _recursion(demand_s, servers, customers, think_s):  # type: ignore[no-untyped-def]
     """
     Exact mean value analysis of a closed network with one class of customers.
 
@@ -123,30 +88,12 @@ def mva(centres: Sequence[Centre], customers: int, think_s: float = 0.0) -> list
     (M. Reiser and S. Lavenberg, 1980; Lazowska, chapter 8), which loses digits as servers grow:
     with 8 of them near saturation the throughput is known to 1e-4.
 
-    :param centres: at least one
+    :param demand_s: service time that one request needs at each centre in all [s], float[K]
+    :param servers: number of servers of each centre, `DELAY` if nobody waits there, int[K]
     :param customers: N, at least 1
-    :param think_s: Z
-    :return: the network with 1, 2, ..., N customers
+    :param think_s: time between a response and the customer's next request [s]
+    :return: throughput [1/s], float[N], and residence times [s], float[N, K], with 1 to N customers
     """
-    demand_s = np.array([centre.demand_s for centre in centres])
-    servers = np.array([centre.servers for centre in centres], dtype=np.int64)
-    throughput, residence_s = _recursion(demand_s, servers, customers, think_s)
-    return [
-        Network(
-            n + 1,
-            float(throughput[n]),
-            float(residence_s[n].sum()),
-            tuple((residence_s[n]).tolist()),
-            tuple((throughput[n] * residence_s[n]).tolist()),
-            tuple((throughput[n] * demand_s / np.maximum(servers, 1)).tolist()),
-        )
-        for n in range(customers)
-    ]
-
-
-@allocating
-def _recursion(demand_s, servers, customers, think_s):  # type: ignore[no-untyped-def]
-    """Throughput, float[N], and residence times, float[N, K], with 1 to N customers."""
     centres = len(demand_s)
     throughput = np.zeros(customers)
     residence_s = np.zeros((customers, centres))
@@ -206,7 +153,11 @@ class Point:
 
 
 def law_error(point: Point) -> float:
-    """How far a closed-loop point is from the interactive law: N / (X R) - 1 without thinking."""
+    """
+    How far a closed-loop point is from the interactive law: N / (X R) - 1 without thinking.
+
+    :param point: a measured point whose customers never think
+    """
     return point.in_flight / (point.throughput * point.response_s) - 1.0
 
 
@@ -235,7 +186,11 @@ class OpenModel:
         return self.servers / self.service_s
 
     def predict(self, point: Point) -> Steady | None:
-        """The state at the point's load; none where more is asked for than can be served."""
+        """
+        The state at the point's load; none where more is asked for than can be served.
+
+        :param point: a measured point, of which the load is used
+        """
         arrival = min(point.offered, point.throughput)
         if point.saturated or arrival >= self.capacity:
             return None
@@ -268,7 +223,12 @@ class ClosedModel:
         return self.servers / self.service_s
 
     def predict(self, point: Point) -> Steady | None:
-        """The state at the point's load."""
+        """
+        The state at the point's load.
+
+        :param point: a measured point, of which the load and the requests in flight are
+            used
+        """
         customers = max(round(point.in_flight), 1)
         demand_s = np.array([self.service_s, self.delay_s])
         servers = np.array([self.servers, DELAY], dtype=np.int64)

@@ -66,7 +66,7 @@ def write_page(title: str, sections: Sequence[Section], path: Path) -> None:
 
     :param title: its heading
     :param sections: its parts
-    :param path: where it goes
+    :param path: the file to write
     :raises InputError: if it cannot be written
     """
     environment = jinja2.Environment(autoescape=True)
@@ -136,7 +136,7 @@ def plot_latency(
     :param by: the column that tells lines apart
     :param slo_us: drawn as a line, where p95 is
     :param title: of the picture
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     :param panels: what is drawn, in rows of two
     """
     rows, columns = (len(panels) + 1) // 2, min(len(panels), 2)
@@ -196,7 +196,7 @@ def plot_normalised(table: pd.DataFrame, title: str, path: Path) -> None:
 
     :param table: one row a job, one column a source (`training.analysis.findings.normalised`)
     :param title: of the picture
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     """
     columns = [name for name in SOURCES if name in table.columns]
     columns += [name for name in table.columns if name not in columns]
@@ -228,7 +228,7 @@ def plot_speedups(table: pd.DataFrame, title: str, path: Path) -> None:
 
     :param table: what `training.analysis.findings.speedups` made
     :param title: of the picture
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     """
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
@@ -257,7 +257,7 @@ def plot_queueing(analysis: Queueing, path: Path) -> None:
     Mean response time, measured and as each model predicts it.
 
     :param analysis: of one curve
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

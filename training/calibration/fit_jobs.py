@@ -153,6 +153,9 @@ def read_scaling(folder: Path, years: Sequence[int], remarks: list[Remark]) -> S
     """
     Median solo times of the given years; what is left out goes to `remarks`.
 
+    :param folder: folder of measured tables
+    :param years: the years to read
+    :param remarks: receives what is left out
     :raises InputError: the table is missing or has none
     """
     table = read_table(folder, "job_scaling")
@@ -172,7 +175,14 @@ def read_scaling(folder: Path, years: Sequence[int], remarks: list[Remark]) -> S
 
 
 def predict_scaling(scaling: Scaling, params: FloatArray, host: FloatArray) -> FloatArray:
-    """Predicted solo times on an idle 8-vCPU machine."""
+    """
+    Predicted solo times on an idle 8-vCPU machine.
+
+    :param scaling: jobs and thread counts to predict
+    :param params: float64[J, len(JOB_FIELDS)]
+    :param host: float64[len(HOST_FIELDS)]
+    :return: float64[n], one time per row of `scaling` [s]
+    """
     count = len(scaling.job)
     rows = np.arange(count)
     running = np.zeros((count, len(JOBS)), np.uint8)
@@ -234,7 +244,7 @@ def fit_jobs(
 
     :param states: who ran beside whom, and for how long
     :param scaling: run times alone, by thread count
-    :param start: where to begin; a bootstrap sample begins at the full fit
+    :param start: the fit to begin at; a bootstrap sample begins at the full fit
     :param group_weights: weight of each group's squared residuals, 1 if not given
     """
     names, priors = _free_parameters(scaling)
@@ -308,6 +318,9 @@ def job_spreads(
     Two things make a value unsure: how sharply the data speak (curvature at the solution) and which
     groups happened to be measured (a Bayesian bootstrap that weighs the groups at random).
 
+    :param states: the states that were fitted
+    :param scaling: the scaling tables that were fitted
+    :param fit: the full fit to them
     :return: float64[J, len(JOB_FIELDS)], and the host's parameters by name
     """
     names, _ = _free_parameters(scaling)
@@ -381,12 +394,23 @@ def _value(fit: JobFit, name: tuple[str, str]) -> float:
 
 
 def host_parameters(values: Mapping[str, float]) -> FloatArray:
-    """Host parameters for `job_speeds`, all others 1: a VM of the fitted speed."""
+    """
+    Host parameters for `job_speeds`, all others 1: a VM of the fitted speed.
+
+    :param values: values of the parameters that are not 1, by name
+    :return: float64[len(HOST_FIELDS)]
+    """
     return np.array([values.get(field, 1.0) for field in HOST_FIELDS], dtype=np.float64)
 
 
 def duration_errors(states: States, fit: JobFit) -> FloatArray:
-    """Signed relative error of every sample's duration, on a VM of speed 1."""
+    """
+    Signed relative error of every sample's duration, on a VM of speed 1.
+
+    :param states: the runs, cut into states
+    :param fit: the fit to judge
+    :return: float64[n], predicted over measured duration minus 1
+    """
     predicted = predict(states, fit.params, host_parameters(fit.host))
     result: FloatArray = predicted / states.measured_s - 1.0
     return result

@@ -103,8 +103,8 @@ def read_intervals(
     """
     Read the runs of one year and cut their intervals into states.
 
-    :param folder: of the tables
-    :param year: which
+    :param folder: folder of the tables
+    :param year: the year to read
     :param remarks: what is left out is added here
     :param pressure: memory pressure per vCPU in use of each job
     """

@@ -193,13 +193,13 @@ def play(hosts, events, predecessor, gap_s, closed, run_s, p95_us):
                 p95_us[interval] = interval_p95(h)
                 interval += 1
             elif happens.kind == END:
-                end_by_log(h, happens.job, run_s)
+                _end_by_log(h, happens.job, run_s)
             else:
-                put_in_force(h, happens.kind, happens.job, happens.value)
+                _put_in_force(h, happens.kind, happens.job, happens.value)
             event += 1
-        start_jobs(h)
+        _start_jobs(h)
         if event == events.shape[0]:
-            resume_all(h)
+            _resume_all(h)
         refresh(h)
         next_s = next_event(h)
         if event < events.shape[0]:
@@ -208,11 +208,11 @@ def play(hosts, events, predecessor, gap_s, closed, run_s, p95_us):
             break
         elapse(h, max(next_s - h.now_s, 0.0))
         if finish_jobs(h):
-            follow_up(h, predecessor, gap_s, closed, run_s)
+            _follow_up(h, predecessor, gap_s, closed, run_s)
 
 
 @inlined
-def put_in_force(h, kind, job, value):
+def _put_in_force(h, kind, job, value):
     """Load, vCPUs and states are what the log says, from now on."""
     if kind == LOAD:
         h.load_qps = value
@@ -229,7 +229,7 @@ def put_in_force(h, kind, job, value):
 
 
 @inlined
-def start_jobs(h):
+def _start_jobs(h):
     """Jobs whose time has come start, with what the log has given them by now."""
     for job in range(h.lands_s.shape[0]):
         if h.lands_s[job] <= h.now_s + SOON_S:
@@ -238,7 +238,7 @@ def start_jobs(h):
 
 
 @inlined
-def resume_all(h):
+def _resume_all(h):
     """A job that outlives its log and was last seen paused would never end."""
     for job in range(h.sent_state.shape[0]):
         h.sent_state[job] = RUNNING
@@ -247,16 +247,16 @@ def resume_all(h):
 
 
 @inlined
-def ran_s(h, job):
+def _ran_s(h, job):
     """Seconds that a job has run without pauses."""
     return h.now_s - h.start_s[job] - h.paused_s[job]
 
 
 @inlined
-def end_by_log(h, job, run_s):
+def _end_by_log(h, job, run_s):
     """A job makes room, as the log says; what it has left is done at its mean speed."""
     if h.end_s[job] == math.inf:
-        so_far_s = ran_s(h, job)
+        so_far_s = _ran_s(h, job)
         done_s = h.job_params[job, WORK_S] - h.work_left_s[job]
         pace = done_s / max(so_far_s - h.job_params[job, LAUNCH_OVERHEAD_S], SOON_S)
         rest_s = h.overhead_left_s[job] + h.work_left_s[job] / max(pace, SOON_S)
@@ -266,7 +266,7 @@ def end_by_log(h, job, run_s):
 
 
 @inlined
-def follow_up(h, predecessor, gap_s, closed, run_s):
+def _follow_up(h, predecessor, gap_s, closed, run_s):
     """
     Note the jobs that have just finished and say what follows from it.
 
@@ -276,7 +276,7 @@ def follow_up(h, predecessor, gap_s, closed, run_s):
     for job in range(run_s.shape[0]):
         if h.true_state[job] != DONE or h.end_s[job] != h.now_s:
             continue
-        run_s[job] = ran_s(h, job)
+        run_s[job] = _ran_s(h, job)
         if closed:
             for successor in range(run_s.shape[0]):
                 if predecessor[successor] == job:

@@ -45,7 +45,7 @@ def left_out_physics(data: Path, profile: Profile, runs: Sequence[RunTrace], gro
     :param data: folder of measured tables
     :param profile: gives what the fits take as known
     :param runs: the runs of all groups
-    :param group: whose runs are left out
+    :param group: the group to leave out
     :raises InputError: the folder lacks the tables that a fit needs, or has no other group
     """
     others = [run for run in runs if run.group != group]

@@ -42,7 +42,11 @@ class Scans:
         return [name.split(" ")[0] for name in self.vm_names]
 
     def of_vm(self, vm: int) -> Scans:
-        """The scans of one VM, numbered 0, with two threads, as memcached ran."""
+        """
+        The scans of one VM, numbered 0, with two threads, as memcached ran.
+
+        :param vm: number of the VM in `vm_names`
+        """
         rows = np.flatnonzero((self.vm == vm) & (self.threads == 2))
         place = {int(row): n for n, row in enumerate(rows)}
         kept = [n for n, row in enumerate(self.saturated) if int(row) in place]
@@ -64,6 +68,9 @@ def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
     """
     Read the points of one year's scans; what is left out goes to `remarks`.
 
+    :param folder: folder of measured tables
+    :param year: the year to read
+    :param remarks: receives what is left out
     :raises InputError: the table is missing or has none that can be used
     """
     table = read_table(folder, "latency_curves")
@@ -80,7 +87,14 @@ def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
 
 
 def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
-    """Read the scans of one year; what is left out goes to `remarks`."""
+    """
+    Read the scans of one year; what is left out goes to `remarks`.
+
+    :param folder: folder of measured tables
+    :param year: the year to read
+    :param remarks: receives what is left out
+    :raises InputError: the table is missing or has none that can be used
+    """
     table = read_points(folder, year, remarks)
     table = table[table["cores"] <= 2]
     faults = known_faults()
@@ -116,7 +130,14 @@ def read_scans(folder: Path, year: int, remarks: list[Remark]) -> Scans:
 
 
 def cpu_limit(folder: Path, year: int) -> float:
-    """CPU use per vCPU at saturation, as memcached's own clock shows it: median over scans."""
+    """
+    CPU use per vCPU at saturation, as memcached's own clock shows it: median over scans.
+
+    :param folder: folder of measured tables
+    :param year: the year to read
+    :return: CPU seconds per second and vCPU; 0.8 where the scans do not show it
+    :raises InputError: the table is missing or has none that can be used
+    """
     table = read_points(folder, year, [])
     table = table[(table["threads"] == 2) & (table["cores"] <= 2)]
     uses = []

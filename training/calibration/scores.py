@@ -1,7 +1,7 @@
 """Measured and simulated figures of replayed runs, and how far they are apart."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,26 @@ from scipy.stats import mannwhitneyu
 
 from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import FloatArray, Replay
+
+
+class JobRow(NamedTuple):
+    """
+    One job of one run: how long it ran, without pauses.
+
+    :param group: the group whose log the run is from
+    :param run: the run's name
+    :param job: the job's name
+    :param measured_s: what the log says [s]
+    :param open_s: what the open replay says [s]
+    :param closed_s: what the closed replay says [s]
+    """
+
+    group: str
+    run: str
+    job: str
+    measured_s: float
+    open_s: float
+    closed_s: float
 
 
 class Tally:
@@ -22,7 +42,7 @@ class Tally:
         self.slo_us = slo_us
         self.open_jobs: list[float] = []
         self.closed_jobs: list[float] = []
-        self.job_rows: list[tuple[str, str, str, float, float, float]] = []
+        self.job_rows: list[JobRow] = []
         self.makespans: list[float] = []
         self.p95: list[float] = []
         self.violated: list[bool] = []
@@ -45,7 +65,9 @@ class Tally:
             run.jobs, measured, opened.run_s, closed.run_s, strict=True
         ):
             self.job_rows.append(
-                (run.group, run.run, job.name, float(seconds), float(simulated), float(chained))
+                JobRow(
+                    run.group, run.run, job.name, float(seconds), float(simulated), float(chained)
+                )
             )
         makespan = float(closed.end_s.max() - run.first_start_s)
         self.makespans.append(abs(makespan / run.makespan_s - 1.0))

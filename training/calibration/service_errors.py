@@ -26,7 +26,13 @@ IntArray = npt.NDArray[np.int64]
 
 
 def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -> dict[str, float]:
-    """Errors on each group by a fit that never saw it."""
+    """
+    Errors on each group by a fit that never saw it.
+
+    :param scans: scans of memcached alone
+    :param intervals: intervals of runs
+    :param groups: the groups to leave out, one after the other
+    """
     count = len(intervals.qps)
     new_vm = np.full(count, np.nan)
     known_vm = np.full(count, np.nan)
@@ -50,7 +56,7 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
             new_vm[rows] = predict_intervals(intervals, params, ones, ones)[rows]
             known_vm[rows] = predict_new_runs(intervals, params, scans.speed_sd, rows)
             train = np.flatnonzero((names != group) & intervals.batch)
-            lookup[rows] = lookup_p95(intervals, train, rows)
+            lookup[rows] = _lookup_p95(intervals, train, rows)
         seen = np.array([name != group for name in scans.groups()])
         width = vm_width(x[problem.parts.scan_speed][seen], scans.speed_sd)
         for vm in np.flatnonzero(~seen):
@@ -89,7 +95,12 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
 
 
 def in_sample_errors(problem: Problem, x: FloatArray) -> dict[str, float]:
-    """Errors on the data of the fit itself, with its VM factors."""
+    """
+    Errors on the data of the fit itself, with its VM factors.
+
+    :param problem: the problem that was solved
+    :param x: its solution, in the order of `UnknownParts`
+    """
     intervals = problem.intervals
     p95 = problem.interval_prediction(x)
     held = intervals.batch & (intervals.p95_us <= intervals.slo_us)
@@ -127,7 +138,7 @@ def predict_new_runs(
     return p95[rows]
 
 
-def lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatArray:
+def _lookup_p95(intervals: Intervals, train: IntArray, test: IntArray) -> FloatArray:
     """The plain alternative: median p95 by vCPUs and 10K QPS; NaN where none was seen."""
     cores = np.array([int(mask).bit_count() for mask in intervals.mask], dtype=np.float64)
     held = np.add.reduceat(cores * intervals.duration_s, intervals.first[:-1])
@@ -180,5 +191,9 @@ def vm_width(log_speed: FloatArray, speed_sd: float) -> float:
 
 
 def widening(n: int) -> float:
-    """Student's t over the normal distribution at 90 %, for `n` VMs around a known centre."""
+    """
+    Student's t over the normal distribution at 90 %, for `n` VMs around a known centre.
+
+    :param n: number of VMs
+    """
     return float(student_t.ppf(0.95, n) / norm.ppf(0.95))

@@ -23,11 +23,19 @@ def predict_scans(
     speed: FloatArray | None = None,
     idle: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """P95 [us] and capacity [1/s] at the points of scans, given factors per VM (1 if not)."""
+    """
+    P95 [us] and capacity [1/s] at the points of scans, given factors per VM (1 if not).
+
+    :param scans: n points of scans
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param speed: float64[n_vms], speed factor of each VM; None means 1
+    :param idle: float64[n_vms], idle-latency factor of each VM; None means 1
+    :return: float64[n] each
+    """
     ones = np.ones(len(scans.vm_names))
     p95 = np.empty(len(scans.qps))
     capacity = np.empty(len(scans.qps))
-    scan_curve(
+    _scan_curve(
         scans.vm,
         scans.threads,
         scans.cores,
@@ -46,9 +54,17 @@ def predict_scans(
 def predict_intervals(
     intervals: Intervals, params: FloatArray, speed: FloatArray, idle: FloatArray
 ) -> FloatArray:
-    """P95 of the intervals of runs [us], given factors per run."""
+    """
+    P95 of the intervals of runs [us], given factors per run.
+
+    :param intervals: n intervals of runs
+    :param params: float64[len(SERVICE_FIELDS)]
+    :param speed: float64[n_vms], speed factor of each VM
+    :param idle: float64[n_vms], idle-latency factor of each VM
+    :return: float64[n]
+    """
     p95 = np.empty(len(intervals.qps))
-    interval_p95(
+    _interval_p95(
         intervals.vm,
         intervals.run,
         intervals.qps,
@@ -71,7 +87,13 @@ def predict_intervals(
 def balanced_accuracy(
     p95: FloatArray, intervals: Intervals, chosen: npt.NDArray[np.bool_]
 ) -> float:
-    """Mean of the hit rates on violating and on other intervals; 0 without one of them."""
+    """
+    Mean of the hit rates on violating and on other intervals; 0 without one of them.
+
+    :param p95: float64[n], predicted p95 [us]
+    :param intervals: n measured intervals
+    :param chosen: bool[n], the intervals that count
+    """
     violated = (intervals.p95_us > intervals.slo_us)[chosen]
     predicted = (p95 > intervals.slo_us)[chosen]
     if violated.all() or not violated.any():
@@ -80,7 +102,7 @@ def balanced_accuracy(
 
 
 @allocating
-def scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
+def _scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p95, capacity):
     """Predict the points of scans; `p95` and `capacity` are filled."""
     params = params.copy()
     idle_us = params[IDLE_US]
@@ -95,7 +117,7 @@ def scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, p
 
 
 @allocating
-def interval_p95(
+def _interval_p95(
     vm,
     run,
     qps,

@@ -124,7 +124,12 @@ class Problem:
         return low, high
 
     def scan_prediction(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predicted p95 and capacity of the scans' points."""
+        """
+        Predicted p95 and capacity of the scans' points.
+
+        :param x: the unknowns, in the order of `UnknownParts`
+        :return: p95 [us] and capacity [1/s], float64[n] each
+        """
         return predict_scans(
             self.scans,
             params_of(x),
@@ -133,7 +138,12 @@ class Problem:
         )
 
     def interval_prediction(self, x: FloatArray) -> FloatArray:
-        """Predicted p95 of the intervals."""
+        """
+        Predicted p95 of the intervals.
+
+        :param x: the unknowns, in the order of `UnknownParts`
+        :return: p95 [us], float64[n]
+        """
         return predict_intervals(
             self.intervals,
             params_of(x),
@@ -142,7 +152,11 @@ class Problem:
         )
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """Weighted logarithmic errors, then the priors."""
+        """
+        Weighted logarithmic errors, then the priors.
+
+        :param x: the unknowns, in the order of `UnknownParts`
+        """
         p95, capacity = self.scan_prediction(x)
         return np.concatenate(
             [
@@ -158,7 +172,12 @@ class Problem:
         )
 
     def jacobian(self, x: FloatArray) -> FloatArray:
-        """Forward differences; one evaluation per parameter and per kind of factor."""
+        """
+        Forward differences; one evaluation per parameter and per kind of factor.
+
+        :param x: the unknowns, in the order of `UnknownParts`
+        :return: float64[n_residuals, n_unknowns]
+        """
         base = self.residuals(x)
         jacobian = np.zeros((len(base), self.size))
 
@@ -188,11 +207,20 @@ class Problem:
         return jacobian
 
     def loss(self, x: FloatArray) -> float:
-        """What the fit minimises."""
+        """
+        What the fit minimises.
+
+        :param x: the unknowns, in the order of `UnknownParts`
+        """
         return float(np.sum(np.sqrt(1.0 + self.residuals(x) ** 2) - 1.0))
 
     def solve(self, tail_shape: float, start: FloatArray | None = None) -> FloatArray:
-        """The unknowns that fit best with one shape of the tail."""
+        """
+        The unknowns that fit best with one shape of the tail.
+
+        :param tail_shape: the tail's shape
+        :param start: the unknowns to begin at; `start()` if not given
+        """
         self.tail_shape = tail_shape
         low, high = self.bounds()
         margin = 1e-3 * (high - low)
@@ -232,14 +260,23 @@ class Problem:
         return x
 
     def spread(self, x: FloatArray) -> FloatArray:
-        """Standard deviation of the parameters' logarithms, from the curvature at the solution."""
+        """
+        Standard deviation of the parameters' logarithms, from the curvature at the solution.
+
+        :param x: the solution, in the order of `UnknownParts`
+        """
         jacobian = self.jacobian(x)
         covariance = np.linalg.pinv(jacobian.T @ jacobian)
         return np.sqrt(np.diag(covariance)[self.parts.params])
 
 
 def params_of(x: FloatArray) -> FloatArray:
-    """The physics' parameters from the unknowns of a `Problem`."""
+    """
+    The physics' parameters from the unknowns of a `Problem`.
+
+    :param x: the unknowns, in the order of `UnknownParts`
+    :return: float64[len(SERVICE_FIELDS)]
+    """
     params = np.ones(len(SERVICE_FIELDS))
     params[_FREE_INDEX] = np.exp(x[: len(FREE)])
     return params

@@ -42,7 +42,7 @@ def validate(
     :param profile: the physics; says which years, machine and jobs are taken
     :param cross_validate: refit without each group before predicting it
     :param plots: folder for plots, if wanted
-    :param say: where to report; silent if not given
+    :param say: receives lines of progress; silent if not given
     :return: the figures of `Tally.report`, and what was skipped
     :raises InputError: unusable tables, or no run that the profile can judge
     """
@@ -80,7 +80,7 @@ def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Repl
     """
     Plot measured against simulated durations, and the p95 of one run of each group.
 
-    :param folder: where to
+    :param folder: folder that receives the pictures
     :param tally: the durations
     :param overlays: by group, one of its runs and its open replay
     """
@@ -92,11 +92,11 @@ def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Repl
     require_folder(folder)
     figure, axes = plt.subplots(figsize=(6, 6))
     for name in JOBS:
-        rows = [(row[3], row[4]) for row in tally.job_rows if row[2] == name]
+        rows = [(row.measured_s, row.open_s) for row in tally.job_rows if row.job == name]
         if rows:
             measured, simulated = zip(*rows, strict=True)
             axes.scatter(measured, simulated, s=12, alpha=0.6, label=name)
-    top = max(max(row[3], row[4]) for row in tally.job_rows)
+    top = max(max(row.measured_s, row.open_s) for row in tally.job_rows)
     axes.plot([0, top], [0, top], color="black", linewidth=0.8)
     axes.set(xlabel="measured duration [s]", ylabel="simulated duration [s]")
     axes.legend(frameon=False)

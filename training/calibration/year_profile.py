@@ -106,7 +106,7 @@ def read_job_data(data: Path, edition: Edition, note: Callable[[str], None]) -> 
     Read and check the runs and scaling tables of one edition.
 
     :param data: folder of measured tables
-    :param edition: whose
+    :param edition: the edition whose runs are read
     :param note: is told what was left out
     :raises InputError: a table is missing, empty or of no use
     """
@@ -125,6 +125,10 @@ def scanned_occupancy(data: Path, year: int) -> Occupancy:
     How busy memcached's vCPUs are before anything is fitted.
 
     In proportion to the largest throughput on 1 and 2 vCPUs in the scans (medians).
+
+    :param data: folder of measured tables
+    :param year: the year whose scans are read
+    :raises InputError: there are no such scans
     """
     table = read_points(data, year, [])
     table = table[table["threads"] == 2]
@@ -137,7 +141,11 @@ def scanned_occupancy(data: Path, year: int) -> Occupancy:
 
 
 def fitted_occupancy(service: FloatArray) -> Occupancy:
-    """How busy memcached's vCPUs are while batch jobs keep the others busy."""
+    """
+    How busy memcached's vCPUs are while batch jobs keep the others busy.
+
+    :param service: float64[len(SERVICE_FIELDS)], the fitted parameters
+    """
 
     def occupancy(qps: FloatArray, width: int) -> FloatArray:
         mask = (1 << width) - 1
@@ -150,7 +158,7 @@ def fitted_occupancy(service: FloatArray) -> Occupancy:
     return occupancy
 
 
-def left_out_duration_errors(
+def _left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
@@ -166,7 +174,12 @@ def left_out_duration_errors(
 
 
 def check(fit: JobFit) -> None:
-    """Refuse a fit that did not converge or that ended on a bound."""
+    """
+    Refuse a fit that did not converge or that ended on a bound.
+
+    :param fit: the fit to judge
+    :raises InputError: the fit cannot be trusted
+    """
     if not fit.converged:
         raise InputError("the job fit did not converge: no profile written")
     if fit.at_bound:
@@ -181,7 +194,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
 
     :param data: folder of measured tables
     :param name: profile to fit, one of `EDITIONS`
-    :param say: where to report; silent if not given
+    :param say: receives lines of progress; silent if not given
     :raises InputError: unusable tables, or a fit that cannot be trusted
     """
     edition = EDITIONS.get(name)
@@ -210,7 +223,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     check(fit)
     note("jobs fitted")
     spreads, host_spreads = job_spreads(states, jobs.scaling, fit)
-    left_out = np.abs(left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
+    left_out = np.abs(_left_out_duration_errors(jobs.runs, jobs.scaling, occupancy, fit))
     note("spreads and left-out errors known")
 
     for line in summarise((one for one in service.excluded if one not in jobs.remarks), rows=True):

@@ -161,11 +161,11 @@ class LowerBound:
         for choice in self.scenario.service.sets:
             sharable = choice if self.scenario.regulation.share_service_cores else ()
             free = [vcpu for vcpu in range(n_vcpus) if vcpu not in choice]
-            for shared in subsets(sharable):
+            for shared in _subsets(sharable):
                 occupancy = self._occupancy(choice, shared)
                 room = len(choice) - occupancy.sum(axis=1)
                 # Earnings are convex in the shares, so they are largest at a corner.
-                for used in subsets(free):
+                for used in _subsets(free):
                     for order in itertools.permutations(shared):
                         fill = np.zeros((LEVELS, n_vcpus))
                         fill[:, list(used)] = 1.0
@@ -191,7 +191,7 @@ class LowerBound:
         return np.outer(asked, [float(vcpu in choice) for vcpu in range(n_vcpus)])
 
 
-def subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
+def _subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
     """Every subset of a set of vCPUs."""
     return [
         subset for size in range(len(vcpus) + 1) for subset in itertools.combinations(vcpus, size)
@@ -203,7 +203,7 @@ def lower_bounds(factory: EpisodeFactory, starts: Sequence[EpisodeStart]) -> lis
     How short a makespan can be at best, for each trace [s].
 
     :param factory: what the episodes look like; all of one physics
-    :param starts: which episodes
+    :param starts: the episodes to bound
     """
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
     seconds = []
@@ -225,7 +225,7 @@ def bound_report(
     How far the best possible is, on average; see `docs/bound.md`.
 
     :param factory: what the episodes look like
-    :param starts: which episodes
+    :param starts: the episodes to bound
     :param searched: so many of them, the first, get the search, which takes seconds each
     :param evaluations: schedules tried on each; see
         `training.evaluation.schedule_search.best_schedules`

@@ -76,7 +76,7 @@ def starts_from(entropy: int, episodes: int) -> list[EpisodeStart]:
     Traces for a report.
 
     :param entropy: the evaluation's seed
-    :param episodes: how many
+    :param episodes: number of episodes
     """
     return [EpisodeStart(seed, entropy) for seed in trace_seeds(entropy, episodes, "report")]
 
@@ -87,7 +87,7 @@ def repeats_of(trace_seed: int, entropy: int, episodes: int) -> list[EpisodeStar
 
     :param trace_seed: mcperf's seed
     :param entropy: the evaluation's seed
-    :param episodes: how many
+    :param episodes: number of episodes
     """
     return [EpisodeStart(trace_seed, entropy + repeat) for repeat in range(episodes)]
 
@@ -107,9 +107,9 @@ def run_episode(
     controller with the load. A policy that raises or wants what the machine cannot hold is
     stopped there, and the run counts as not completed.
 
-    :param machine: where
+    :param machine: the simulated machine to run on
     :param policy: who decides
-    :param start: which episode
+    :param start: the episode to run
     :param regulated: whether the regulator may stand in between
     :param recorder: receives what there is to plot
     :param probed: whether there is a latency probe for policies that ask for one
@@ -148,7 +148,7 @@ def run_episodes(
 
     :param policy: who decides
     :param factory: what the episodes look like
-    :param starts: which episodes
+    :param starts: the episodes to run
     :param regulated: whether the regulator may stand in between
     """
     machine = SimulatedMachine(factory)

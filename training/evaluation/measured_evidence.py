@@ -26,7 +26,7 @@ STUCK = ("qps8-mcperf-1", "qps8-mcperf-4")
 """Runs of group 031 in which memcached was left on one vCPU for minutes."""
 
 
-def by_day(runs: pd.DataFrame) -> pd.DataFrame:
+def _by_day(runs: pd.DataFrame) -> pd.DataFrame:
     """Group 031's makespan and violations by day and interval."""
     group = runs[(runs.repo == GROUP_031) & (runs.valid == "yes")]
     day = group.date.str[:10]
@@ -41,6 +41,9 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
     """
     Group 031's moves of memcached from one vCPU to two in intervals of 5 to 8 s above 120K.
 
+    :param runs: the table `runs`
+    :param events: the table `events`
+    :param intervals: the table `intervals`
     :return: a row per move: seconds from the interval's computed start, seconds from memcached's
         move to the last job's, p95, and whether the interval violates
     """
@@ -72,7 +75,12 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
 
 
 def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
-    """Share of requests above the SLO in intervals of 2025, by their p95."""
+    """
+    Share of requests above the SLO in intervals of 2025, by their p95.
+
+    :param runs: the table `runs`
+    :param intervals: the table `intervals`
+    """
     servers = runs[(runs.server == "n2-highmem-4") & (runs.interval_s >= 4)]
     own = intervals[intervals.run.isin(servers.run)].dropna(subset=["p75_us", "p99_us"])
     ranks = (0.50, 0.75, 0.90, 0.95, 0.99)
@@ -92,7 +100,7 @@ def tails(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def beside_equal_weight(
+def _beside_equal_weight(
     runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame
 ) -> pd.DataFrame:
     """ImaGoodFella's p95 in 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none."""
@@ -131,7 +139,12 @@ def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
 
 
 def on_vcpu_1(events: pd.DataFrame, at_s: float) -> bool:
-    """Whether a job runs on vCPU 1 at a moment, as the log has it."""
+    """
+    Whether a job runs on vCPU 1 at a moment, as the log has it.
+
+    :param events: one run's rows of the table `events`
+    :param at_s: moment, on the clock of the events [s]
+    """
     running: dict[str, bool] = {}
     cores: dict[str, str] = {}
     for event in events[events.t_s <= at_s].sort_values("t_s").itertuples():
@@ -160,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         intervals = intervals.groupby("run", group_keys=False)[list(intervals.columns)].apply(
             whole_intervals
         )
-        print("Group 031 by day and interval\n", by_day(runs).round(3).to_string(), sep="")
+        print("Group 031 by day and interval\n", _by_day(runs).round(3).to_string(), sep="")
         moves = reactions(runs, events, intervals)
         late = pd.cut(moves.delay_s, [0, 1.0, 1.25, 1.5, 2.5])
         slow = pd.cut(moves.jobs_s, [-0.01, 0.06, 0.5, 4.0])
@@ -175,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         print(tails(runs, intervals).round(3).to_string())
         print("\nImaGoodFella, 2 s intervals, memcached on vCPUs 0-1, a job on vCPU 1 or none")
-        print(beside_equal_weight(runs, events, intervals).round(2).to_string())
+        print(_beside_equal_weight(runs, events, intervals).round(2).to_string())
         print(f"\nServed over target after a drop, and if the load moved {LOAD_LAG_S} s late")
         print(after_drops(intervals, LOAD_LAG_S).round(3).to_string())
 

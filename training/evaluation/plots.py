@@ -28,7 +28,7 @@ def plot_run(recording: Recording, scenario: Scenario, title: str, path: Path) -
     :param recording: the run
     :param scenario: the problem
     :param title: of the picture
-    :param path: where it goes (.png)
+    :param path: the picture to write (.png)
     """
     figure = Figure(figsize=(13, 10), layout="constrained")
     figure.suptitle(title)
@@ -47,7 +47,7 @@ def draw_latency(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     p95 of each interval as a bar, with the SLO, and the load.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the SLO
     """
@@ -95,11 +95,11 @@ def mark_starts(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     A line where each job starts; jobs that start together share a label.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the jobs their colours
     """
-    colours = job_colours(scenario)
+    colours = _job_colours(scenario)
     starts = sorted((spans[0].start_s, name) for name, spans in recording.jobs.items() if spans)
     together_s = 0.015 * recording.end_s
     label_s, label = -math.inf, ""
@@ -134,7 +134,7 @@ def draw_service(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     How many vCPUs memcached has, and the load.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives the number of vCPUs
     """
@@ -170,11 +170,11 @@ def draw_gantt(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     """
     One row a vCPU: who was there when; jobs that share one lie above each other.
 
-    :param axes: where to draw
+    :param axes: the axes to draw on
     :param recording: the run
     :param scenario: gives vCPUs and jobs
     """
-    colours = job_colours(scenario)
+    colours = _job_colours(scenario)
     for vcpu in range(scenario.machine.vcpus):
         presence = {name: spans_on(vcpu, spans) for name, spans in recording.jobs.items()}
         lanes = lanes_of({name: spans for name, spans in presence.items() if spans})
@@ -230,7 +230,7 @@ def spans_on(vcpu: int, spans: list[Span]) -> list[Span]:
     """
     When a job was on a vCPU, whatever other vCPUs it had meanwhile.
 
-    :param vcpu: which
+    :param vcpu: number of the vCPU
     :param spans: the job's spans
     """
     joined: list[Span] = []
@@ -261,6 +261,6 @@ def lanes_of(presence: dict[str, list[Span]]) -> dict[str, int]:
     return lanes
 
 
-def job_colours(scenario: Scenario) -> dict[str, str]:
+def _job_colours(scenario: Scenario) -> dict[str, str]:
     """Each job's colour, the same in every picture of a scenario."""
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(scenario.job_names)}

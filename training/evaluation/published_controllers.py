@@ -53,7 +53,7 @@ class Case:
     :param makespan_s: measured, mean over its runs
     :param makespan_sd_s: standard deviation over its runs; 0 where only a mean is known
     :param violation_ratio: measured, mean over its runs
-    :param source: whose, and how many runs
+    :param source: the group that published it, and the number of its runs
     :param vms: the VMs it ran on, by their names in the profile; none where that does not know them
     """
 
@@ -67,7 +67,7 @@ class Case:
     vms: tuple[str, ...] = ()
 
 
-def group_031(
+def _group_031(
     interval_s: float, figures: tuple[float, float, float], runs: str, *days: str
 ) -> Case:
     """Threshold-groups as group 031 ran it, from its raw logs; figures as in `Case`."""
@@ -76,7 +76,7 @@ def group_031(
     return Case("threshold-groups-as-run", "cca-2025", interval_s, *figures, source, vms)
 
 
-def imagoodfella(interval_s: float, figures: tuple[float, float, float], *days: str) -> Case:
+def _imagoodfella(interval_s: float, figures: tuple[float, float, float], *days: str) -> Case:
     """Stats-poll-packed as ImaGoodFella ran it, three times."""
     vms = tuple(f"ImaGoodFella/cca_project 2025-{day}" for day in days)
     source = "ImaGoodFella, 3 runs"
@@ -85,17 +85,17 @@ def imagoodfella(interval_s: float, figures: tuple[float, float, float], *days: 
 
 FRIKAI_VM = ("frikai/cca-2024-part4 2024-05-17",)
 CASES = (
-    group_031(10, (868.3, 37.6, 0.026), "3 runs, 29 April", "04-29"),
-    group_031(9, (753.2, 15.0, 0.0), "3 runs, 10 May", "05-10"),
-    group_031(8, (768.5, 21.9, 0.043), "5 runs, 7 and 10 May", "05-07", "05-10"),
-    group_031(7, (739.2, 6.6, 0.022), "3 runs, 10 May", "05-10"),
-    group_031(6, (726.9, 13.2, 0.027), "3 runs, 10 May", "05-10"),
-    group_031(5, (762.1, 12.9, 0.051), "4 runs, 4 and 10 May", "05-04", "05-10"),
-    imagoodfella(10, (707.5, 9.3, 0.0), "05-12"),
-    imagoodfella(5, (688.6, 6.7, 0.0025), "05-12"),
+    _group_031(10, (868.3, 37.6, 0.026), "3 runs, 29 April", "04-29"),
+    _group_031(9, (753.2, 15.0, 0.0), "3 runs, 10 May", "05-10"),
+    _group_031(8, (768.5, 21.9, 0.043), "5 runs, 7 and 10 May", "05-07", "05-10"),
+    _group_031(7, (739.2, 6.6, 0.022), "3 runs, 10 May", "05-10"),
+    _group_031(6, (726.9, 13.2, 0.027), "3 runs, 10 May", "05-10"),
+    _group_031(5, (762.1, 12.9, 0.051), "4 runs, 4 and 10 May", "05-04", "05-10"),
+    _imagoodfella(10, (707.5, 9.3, 0.0), "05-12"),
+    _imagoodfella(5, (688.6, 6.7, 0.0025), "05-12"),
     # Intervals of 2 and 3 s (14 May) are not fitted: the VM is that of the night before.
-    imagoodfella(3, (723.2, 8.1, 0.029), "05-13"),
-    imagoodfella(2, (723.6, 17.8, 0.072), "05-13"),
+    _imagoodfella(3, (723.2, 8.1, 0.029), "05-13"),
+    _imagoodfella(2, (723.6, 17.8, 0.072), "05-13"),
     Case("hysteresis-pause", "cca-2025", 10, 809.0, 0.0, 0.0, "project page, mean of 3 runs"),
     Case("shared-background", "cca-2024", 10, 548.2, 5.9, 0.015, "frikai, 6 runs", FRIKAI_VM),
     Case("shared-background", "cca-2024", 5, 553.3, 5.0, 0.022, "frikai, 2 runs", FRIKAI_VM),
@@ -131,7 +131,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     """
     The case in the simulator, on the profile as it is.
 
-    :param case: which
+    :param case: the published result to reproduce
     :param episodes: runs
     :param entropy: what is random follows from it
     """
@@ -162,7 +162,7 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     """
     The case in the simulator, on the VMs it ran on (or the profile's) and on VMs drawn around it.
 
-    :param case: which
+    :param case: the published result to reproduce
     :param episodes: runs of each kind
     :param entropy: what is random follows from it
     """

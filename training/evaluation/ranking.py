@@ -277,7 +277,7 @@ def draw(content: dict[str, Any], path: Path) -> None:
     Makespan against violations, one point a policy, one panel a table.
 
     :param content: what `main` collected
-    :param path: where the picture goes (.png)
+    :param path: the picture to write (.png)
     """
     tables = content["boards"]
     names = sorted({entry["name"] for board in tables for entry in board["policies"]})

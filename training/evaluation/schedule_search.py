@@ -113,7 +113,7 @@ class Search:
     Simulated annealing over schedules, for one episode or for several at once.
 
     :param factory: what episodes look like
-    :param starts: which episodes; a schedule is judged by its mean over them
+    :param starts: the episodes; a schedule is judged by its mean over them
     :param rng: of the search itself
     :param as_edits: keep to the vCPU sets and weights that `env.action` can express
     """
@@ -137,7 +137,11 @@ class Search:
         self.places = np.unique(places[:, [action.CORES, action.WEIGHT]], axis=0)
 
     def cost(self, schedule: Schedule) -> tuple[float, int]:
-        """Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done."""
+        """
+        Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done.
+
+        :param schedule: the schedule to try
+        """
         self.hosts[:] = self.before
         for index in range(len(self.hosts)):
             run_schedule_at(
@@ -154,7 +158,7 @@ class Search:
         """
         Improve a schedule.
 
-        :param schedule: where to begin
+        :param schedule: the schedule to begin with
         :param evaluations: schedules to try
         :return: the best makespan without a violation [s], infinite if none was found, and how
         """
@@ -176,7 +180,11 @@ class Search:
         return best, best_schedule
 
     def neighbour(self, schedule: Schedule) -> Schedule:
-        """A schedule that differs in one thing."""
+        """
+        A schedule that differs in one thing.
+
+        :param schedule: the schedule to vary; it stays as it is
+        """
         rng, new = self.rng, schedule.copy()
         n_jobs, everything = len(new.jobs), (1 << self.scenario.machine.vcpus) - 1
         job = int(rng.integers(n_jobs))
@@ -238,7 +246,7 @@ def general_schedule(
     One schedule for many traces, of vCPU sets and weights that edits can express.
 
     :param factory: what the episodes look like
-    :param starts: which episodes it is made for
+    :param starts: the episodes that the schedule is made for
     :param evaluations: schedules to try, in three runs
     :param rng: of the search
     :return: its mean makespan [s], infinite if every one found breaks the SLO, and the schedule
@@ -256,7 +264,7 @@ def best_schedules(
     The makespan of the best schedule found for each trace, none of its intervals over the SLO.
 
     :param factory: what the episodes look like
-    :param starts: which episodes
+    :param starts: the episodes to search a schedule for, one each
     :param evaluations: schedules tried on each, beginning from one that is good on twelve of them
     :return: seconds; infinite where no schedule without a violation was found
     """

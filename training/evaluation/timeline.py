@@ -75,7 +75,7 @@ class TimelineRecorder:
         """
         Let time pass as `SimulatedMachine.advance` does, and write down what happened.
 
-        :param machine: which
+        :param machine: the machine to advance and record
         :param until_s: when the policy decides next
         :param wakes: whether events end the wait
         """
@@ -96,7 +96,11 @@ class TimelineRecorder:
         assert machine.over or host.now_s > decided
 
     def finish(self, machine: SimulatedMachine) -> None:
-        """Write down how the run ended."""
+        """
+        Write down how the run ended.
+
+        :param machine: the machine whose episode is over
+        """
         host, recording = machine.host, self.recording
         recording.end_s = float(host.now_s)
         if machine.completed:
@@ -109,7 +113,7 @@ class TimelineRecorder:
             began_s = states[0][0] if states else math.inf
             times = {at_s for at_s, _ in (*states, *places) if began_s <= at_s < end_s}
             recording.jobs[name] = [
-                Span(start_s, until_s, value_at(states, start_s), value_at(places, start_s))
+                Span(start_s, until_s, _value_at(states, start_s), _value_at(places, start_s))
                 for start_s, until_s in pairwise([*sorted(times), end_s])
             ]
 
@@ -149,6 +153,6 @@ def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     marks.append((lands_s, value))
 
 
-def value_at(marks: Marks[T], time_s: float) -> T:
+def _value_at(marks: Marks[T], time_s: float) -> T:
     """The value at a time that is not before the first change."""
     return marks[bisect_right(marks, time_s, key=lambda change: change[0]) - 1][1]

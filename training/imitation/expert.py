@@ -29,7 +29,7 @@ from training.recipe import Imitation
 
 
 @compiled
-def legal_edit(h, rows, kind, job, cores, weight, threads):
+def _legal_edit(h, rows, kind, job, cores, weight, threads):
     """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
     for edit in range(rows.shape[0]):
         same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
@@ -79,7 +79,7 @@ def expert_edit(
     elif h.qps < release * threshold_qps:
         service = least
     if service != h.desired_service:
-        edit = legal_edit(h, rows, SERVICE, 0, service, 0, 0)
+        edit = _legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
             return edit
     unfinished = 0
@@ -95,7 +95,7 @@ def expert_edit(
         if h.state[job] == PENDING:
             before = jobs[job, AFTER]
             if before < 0 or h.job_state[before] == DONE:
-                edit = legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
+                edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
                 if edit != KEEP:
                     return edit
             continue
@@ -103,7 +103,7 @@ def expert_edit(
         if strained and how == BACKGROUND:
             where, how = (1 << h.n_vcpus) - 1, NORMAL
         if left != 0 or how == BACKGROUND:
-            edit = legal_edit(h, rows, PLACE, job, where, how, 0)
+            edit = _legal_edit(h, rows, PLACE, job, where, how, 0)
             if edit != KEEP:
                 return edit
     return KEEP

@@ -76,7 +76,14 @@ def fit(model: PPO, demonstrations: Demonstrations, epochs: int, rng: np.random.
 def minibatches(
     count: int, epochs: int, batch_size: int, rng: np.random.Generator
 ) -> Iterator[torch.Tensor]:
-    """Indices of all minibatches of all epochs."""
+    """
+    Indices of all minibatches of all epochs.
+
+    :param count: number of samples
+    :param epochs: number of passes over the samples
+    :param batch_size: samples of a minibatch; the last of an epoch may be smaller
+    :param rng: source of the order
+    """
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(count))
         yield from order.split(batch_size)

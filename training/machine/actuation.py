@@ -49,7 +49,11 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timing(self, what: str) -> Iterator[None]:
-        """Time the `with` block."""
+        """
+        Time the `with` block.
+
+        :param what: name of the action that the block takes
+        """
         begun_s = time.monotonic()
         yield
         self._seconds.setdefault(what, []).append(time.monotonic() - begun_s)
@@ -73,7 +77,7 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     """
     Start, move, weigh, pause and resume a job, many times.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param runtime: who runs the job
     :param watch: takes the times
     :raises RuntimeUnavailableError: if it cannot be reached
@@ -113,7 +117,7 @@ def time_service(testbed: Testbed, server: Memcached, watch: Stopwatch) -> None:
     """
     Move memcached's threads, read its CPU time and its counters, many times.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param server: a running memcached
     :param watch: takes the times
     """
@@ -141,7 +145,7 @@ def sensor_noise(
     """
     Relative standard deviation of memcached's CPU reading over a second of steady load.
 
-    :param testbed: where
+    :param testbed: the testbed to measure on
     :param server: a running memcached
     :param cores: its vCPUs
     :param load_qps: the load

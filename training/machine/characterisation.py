@@ -83,7 +83,7 @@ def machine_name() -> str:
     return f"{len(names)} x {names[0] if names else platform.machine()}"
 
 
-def mode_of(given: argparse.Namespace) -> CampaignPlan:
+def _mode_of(given: argparse.Namespace) -> CampaignPlan:
     """What the command line asks for."""
     mode = QUICK if given.quick else FULL
     if given.minutes is not None:
@@ -136,8 +136,8 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testb
 
     :param scenario: what the machine is measured for
     :param mode: how thoroughly
-    :param store: where it goes
-    :param testbed: where
+    :param store: the store that receives the measurements
+    :param testbed: the testbed to measure on
     """
     columns = (
         TextColumn("{task.description:28}"),
@@ -161,7 +161,11 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testb
 
 
 def table_of(summary: pd.DataFrame) -> Table:
-    """The margins for the terminal."""
+    """
+    The margins for the terminal.
+
+    :param summary: see `training.machine.machine_report.summarise`
+    """
     view = Table(box=box.SIMPLE_HEAD, title="half the width of 95 % intervals, of the mean")
     for name in summary.columns:
         view.add_column(name, justify="left" if name == "measured" else "right")
@@ -187,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 scenario = load_scenario(given.scenario)
                 try:
                     lines, summary = characterise(
-                        scenario, mode_of(given), given.out, given.despite_load
+                        scenario, _mode_of(given), given.out, given.despite_load
                     )
                 except OSError as error:
                     raise InputError(f"measuring failed: {error}") from error

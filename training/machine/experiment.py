@@ -92,7 +92,11 @@ def require(factors: Sequence[Factor], scenario: Scenario) -> None:
 
 
 def combinations(factors: Sequence[Factor]) -> list[dict[str, Level]]:
-    """Every combination of levels, the first factor changing fastest; none without factors."""
+    """
+    Every combination of levels, the first factor changing fastest; none without factors.
+
+    :param factors: the factors, each with its levels
+    """
     if not factors:
         return []
     names = [one.name for one in reversed(factors)]

@@ -150,17 +150,31 @@ class Store:
             raise InputError(f"{folder}: cannot be used: {error}") from error
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table as far as it is filled."""
+        """
+        A table as far as it is filled.
+
+        :param name: name of the table
+        """
         path = self.folder / f"{name}.csv"
         return pd.read_csv(path) if path.exists() else pd.DataFrame({"what": [], "rep": []})
 
     def rows(self, name: str, key: str) -> pd.DataFrame:
-        """The rows of all rounds of one thing."""
+        """
+        The rows of all rounds of one thing.
+
+        :param name: name of the table
+        :param key: what the rounds are of
+        """
         table = self.table(name)
         return table[table["what"] == key]
 
     def spent_s(self, names: Sequence[str]) -> float:
-        """How long the rounds of some tables have taken."""
+        """
+        How long the rounds of some tables have taken.
+
+        :param names: names of the tables
+        :return: seconds
+        """
         tables = [self.table(name) for name in names]
         rounds = [t.drop_duplicates(["what", "rep"])["round_s"] for t in tables if len(t)]
         return float(sum(seconds.sum() for seconds in rounds))
@@ -189,7 +203,7 @@ class Task:
     """
     Something to measure, in rounds.
 
-    :param table: where its rows go
+    :param table: name of the table that receives its rows
     :param key: names it
     :param point: the column that tells its points apart
     :param points: their values
@@ -227,7 +241,11 @@ class Task:
 
 
 def margin(values: Sequence[float]) -> float:
-    """Half the width of the 95 % interval over the mean, infinite for a single value."""
+    """
+    Half the width of the 95 % interval over the mean, infinite for a single value.
+
+    :param values: at least one measurement
+    """
     mean, half = mean_and_ci95(values)
     return float("inf") if half is None else half / mean
 
@@ -241,7 +259,7 @@ class Campaign:
 
     :param scenario: gives memcached's threads, its vCPUs, and the jobs
     :param mode: how thoroughly
-    :param store: where it goes
+    :param store: the store that receives the measurements
     :param advance: told the seconds that something took, and what it was
     """
 
@@ -262,7 +280,7 @@ class Campaign:
         """
         Measure everything that the store does not have.
 
-        :param testbed: where
+        :param testbed: the testbed to measure on
         :raises InputError: if something fails that a user can mend
         """
         self._advance(self._spent_s, "done before")
@@ -276,8 +294,8 @@ class Campaign:
         """
         Measure rounds of all tasks in turns, as the module says.
 
-        :param testbed: where
-        :param tasks: what
+        :param testbed: the testbed to measure on
+        :param tasks: the tasks to measure
         """
         least, most = self.mode.rounds
         for number in range(most):
@@ -295,7 +313,12 @@ class Campaign:
                     self._add(task.table, task.key, partial(task.run, testbed, points))
 
     def expected_s(self, vcpus: int) -> float:
-        """About how long it takes, at most."""
+        """
+        About how long it takes, at most.
+
+        :param vcpus: number of vCPUs of this machine
+        :return: seconds
+        """
         scan_s = self._sweep_s(len(RISING_QPS))
         once_s = 2.0 * scan_s + sum(ACTUATION_S.values())
         round_s = sum(task.seconds for task in self.tasks(1e5, vcpus))

@@ -47,5 +47,9 @@ def require(scenario: Scenario) -> None:
 
 
 def needs_docker(job: Job) -> bool:
-    """Whether a job's program is not on this machine, so that at most its image has it."""
+    """
+    Whether a job's program is not on this machine, so that at most its image has it.
+
+    :param job: the job to start
+    """
     return shutil.which(job.command[0]) is None

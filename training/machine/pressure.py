@@ -42,6 +42,12 @@ class Beside:
 
 
 def pressure(source: str, cores: tuple[int, ...], weight: Weight) -> Beside:
-    """A pressure source on some vCPUs; see `SOURCES`."""
+    """
+    A pressure source on some vCPUs; see `SOURCES`.
+
+    :param source: one of `SOURCES`
+    :param cores: the vCPUs to press on
+    :param weight: weight of the source
+    """
     job = Job(name=source, command=SOURCES[source], threads=(1,), memory_mib=1024)
     return Beside(source, job, 1, cores, weight)

@@ -88,7 +88,7 @@ def read(folder: Path) -> Published:
     """
     Read the public tables.
 
-    :param folder: where they are
+    :param folder: folder of the public tables
     :raises InputError: if a table is missing or has no rows
     """
     scans = read_table(folder, "latency_curves")
@@ -189,8 +189,8 @@ def write_report(folder: Path, out: Path) -> list[str]:
     """
     Analyse the public tables and write tables, pictures and a page.
 
-    :param folder: where the tables are
-    :param out: where the results go; made if it is not there
+    :param folder: folder of the public tables
+    :param out: folder of the results; made if it is not there
     :return: a line for each conclusion that was checked
     :raises InputError: if the tables cannot be used
     """

@@ -110,13 +110,23 @@ def _disturbance(foreign: float, late: float, served: float, latencies: Sequence
 
 
 def stolen_s(vcpus: int) -> list[float]:
-    """Seconds since boot that the hypervisor ran others while a vCPU wanted to run."""
+    """
+    Seconds since boot that the hypervisor ran others while a vCPU wanted to run.
+
+    :param vcpus: number of vCPUs to read, from the first on
+    :return: seconds of each vCPU
+    """
     lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[1 : vcpus + 1]
     return [int(line.split()[8]) / os.sysconf("SC_CLK_TCK") for line in lines]
 
 
 def cpu_s(clocks: Sequence[ThreadClock], now_s: float) -> float:
-    """CPU seconds of the client; NaN once it has ended, before this program could ask."""
+    """
+    CPU seconds of the client; NaN once it has ended, before this program could ask.
+
+    :param clocks: clocks of the client's processes
+    :param now_s: present time, on the monotonic clock [s]
+    """
     try:
         return sum(clock.read(now_s).cpu_s for clock in clocks)
     except ProcessLookupError:
@@ -124,7 +134,13 @@ def cpu_s(clocks: Sequence[ThreadClock], now_s: float) -> float:
 
 
 def requests_served(stats: StatsConnection) -> tuple[float, int]:
-    """When memcached was asked, and how many requests it has served."""
+    """
+    When memcached was asked, and how many requests it has served.
+
+    :param stats: connection to memcached
+    :return: time on the monotonic clock [s], and the count
+    :raises InputError: if memcached does not answer in time
+    """
     give_up_s = time.monotonic() + STATS_LIMIT_S
     while time.monotonic() < give_up_s:
         now_s = time.monotonic()

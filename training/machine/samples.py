@@ -45,8 +45,8 @@ def choose_part(
     """
     How much of a job takes about `SAMPLE_S`, and what its start costs beside the work.
 
-    :param testbed: where
-    :param job: which
+    :param testbed: the testbed to measure on
+    :param job: the job to time
     :param threads: its thread count
     :param cores: its vCPUs
     :param limit_s: a run is ended after this time

@@ -86,8 +86,8 @@ class Neighbour:
     """
     Something that runs beside, and is started again when it ends.
 
-    :param testbed: where
-    :param what: it
+    :param testbed: the testbed to run on
+    :param what: the job to keep running, with its threads, vCPUs and weight
     :param group: its control group
     """
 
@@ -104,11 +104,11 @@ class Neighbour:
 
     def pause(self) -> None:
         """Stop it from running for a while."""
-        self._testbed.runtime_of(self.what.job).pause(self._instance)
+        self._testbed._runtime_of(self.what.job).pause(self._instance)
 
     def resume(self) -> None:
         """Let it run again."""
-        self._testbed.runtime_of(self.what.job).resume(self._instance)
+        self._testbed._runtime_of(self.what.job).resume(self._instance)
 
     def keep_going(self) -> None:
         """Start it again if it has ended."""
@@ -121,7 +121,7 @@ class Neighbour:
 
     def stop(self) -> None:
         """End it."""
-        self._testbed.runtime_of(self.what.job).remove(self._instance)
+        self._testbed._runtime_of(self.what.job).remove(self._instance)
         os.close(self._instance.ended)
 
 
@@ -129,7 +129,7 @@ class Testbed:
     """
     See the module; made by `open_testbed`.
 
-    :param hierarchy: where control groups are
+    :param hierarchy: the control group hierarchy of this machine
     :param outer: the group of everything measured
     :param service: memcached's group, below it
     :param folder: for the jobs' proofs
@@ -189,7 +189,7 @@ class Testbed:
                             f"{job.image} in Docker; docker pull {job.image}"
                         )
 
-    def runtime_of(self, job: Job) -> Runtime:
+    def _runtime_of(self, job: Job) -> Runtime:
         """Processes where the job's program is on this machine, else Docker."""
         return self.containers if needs_docker(job) else self.processes
 
@@ -212,7 +212,7 @@ class Testbed:
         """
         Keep something running, as a sibling of memcached's group.
 
-        :param what: it, or nothing
+        :param what: the job to keep running; None keeps nothing running
         """
         if what is None:
             yield None
@@ -305,15 +305,15 @@ class Testbed:
         """
         Run a job to its end.
 
-        :param job: which
+        :param job: the job to run
         :param threads: its thread count
         :param cores: its vCPUs
-        :param limit_s: it is ended after this time
+        :param limit_s: the job is ended after this time [s]
         :param neighbour: what runs beside it, and is kept running
         :return: real_s (NaN if it did not end in time), cpu_s, start_s, foreign_cores, disturbed
         :raises InputError: if it fails
         """
-        runtime = self.runtime_of(job)
+        runtime = self._runtime_of(job)
         beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
         with self.job_group(f"job-{job.name}") as group:
             begun_s = time.monotonic()
@@ -350,9 +350,14 @@ class Testbed:
         """
         Start a job in a group.
 
+        :param job: the job to start
+        :param threads: its thread count
+        :param cores: its vCPUs
+        :param weight: its weight
+        :param group: its control group
         :raises InputError: if it cannot run
         """
-        runtime = self.runtime_of(job)
+        runtime = self._runtime_of(job)
         try:
             instance = runtime.start(self.attempt(job, threads, group), cores, weight)
         except (JobFailedError, RuntimeUnavailableError, OSError) as error:
@@ -363,7 +368,13 @@ class Testbed:
         return instance
 
     def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
-        """One more try at a job, with a folder of its own."""
+        """
+        One more try at a job, with a folder of its own.
+
+        :param job: the job to try
+        :param threads: its thread count
+        :param group: its control group
+        """
         self._attempts += 1
         folder = self._folder / f"{job.name}-{self._attempts}"
         folder.mkdir(parents=True)
@@ -385,7 +396,11 @@ class Testbed:
 
     @contextlib.contextmanager
     def job_group(self, name: str) -> Iterator[JobGroup]:
-        """A job's control group, a sibling of memcached's, for the length of a `with` block."""
+        """
+        A job's control group, a sibling of memcached's, for the length of a `with` block.
+
+        :param name: name of the group
+        """
         group = JobGroup(
             self._hierarchy, self._outer.path / name, DEFAULT_WEIGHT[self._hierarchy.version]
         )
@@ -456,7 +471,11 @@ def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
 
 
 def end_leftovers(hierarchy: Hierarchy) -> None:
-    """End what a characterisation left running that was killed without a chance to do so."""
+    """
+    End what a characterisation left running that was killed without a chance to do so.
+
+    :param hierarchy: the control group hierarchy of this machine
+    """
     for folder in hierarchy.folder(PurePosixPath("/")).glob(f"{GROUP}-[0-9]*"):
         if not Path(f"/proc/{folder.name.rpartition('-')[2]}").exists():
             group = JobGroup(hierarchy, PurePosixPath("/") / folder.name, 0)
@@ -493,5 +512,9 @@ def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) 
 
 
 def sleep_until(moment_s: float) -> None:
-    """Sleep until a moment on the monotonic clock."""
+    """
+    Sleep until a moment on the monotonic clock.
+
+    :param moment_s: the moment, on the monotonic clock [s]; a past one does not wait
+    """
     time.sleep(max(0.0, moment_s - time.monotonic()))

@@ -187,7 +187,7 @@ class ProgressLine(BaseCallback):
     """
     A progress bar with the latest figures.
 
-    :param evaluation: where the figures come from
+    :param evaluation: the callback that the figures come from
     :param total: decisions at the end of this run
     """
 

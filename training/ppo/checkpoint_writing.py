@@ -23,7 +23,11 @@ from training.ppo.training_state import layer_arrays, training_arrays
 
 
 def network_of(model: PPO) -> MaskedNetwork:
-    """The policy as the live agent will run it."""
+    """
+    The policy as the live agent will run it.
+
+    :param model: the trained model
+    """
     actor, _ = linear_layers(model.policy)
     return MaskedNetwork([(x.weight.detach().numpy(), x.bias.detach().numpy()) for x in actor])
 

@@ -125,7 +125,11 @@ def train_live(
 
 
 def warm_up(model: PPO) -> None:
-    """Have a decision and its gradient compiled now: later, jobs would run undecided meanwhile."""
+    """
+    Have a decision and its gradient compiled now: later, jobs would run undecided meanwhile.
+
+    :param model: the model that will be trained
+    """
     shape = model.observation_space.shape
     assert shape is not None
     observation = torch.ones((1, *shape))

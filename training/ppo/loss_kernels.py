@@ -56,7 +56,7 @@ def _as_ordered(bits):  # type: ignore[no-untyped-def]
 
 
 @allocating
-def scratch(n_actions):  # type: ignore[no-untyped-def]
+def _scratch(n_actions):  # type: ignore[no-untyped-def]
     """Rows to work in, float32[4, n_actions or a little more]."""
     return np.full((4, (n_actions + _LANES - 1) // _LANES * _LANES), _ILLEGAL)
 
@@ -89,8 +89,8 @@ def softmax(logits, observations, row, work):  # type: ignore[no-untyped-def]
 
     :param logits: float32[B, A]
     :param observations: float32[B, n_features + A]
-    :param row: which decision
-    :param work: from `scratch`
+    :param row: index of the decision
+    :param work: from `_scratch`
     :return: logit - log-probability of any legal action, and the entropy
     """
     n_actions, width = logits.shape[1], work.shape[1]
@@ -126,7 +126,7 @@ def draw_actions(logits, observations, luck, actions, log_probs):  # type: ignor
     :param actions: int64[B], receives the actions
     :param log_probs: float32[B], receives their log-probabilities
     """
-    work = scratch(logits.shape[1])
+    work = _scratch(logits.shape[1])
     for row in range(logits.shape[0]):
         offset, _ = softmax(logits, observations, row, work)
         left = luck[row] - work[1, 0]
@@ -155,7 +155,7 @@ def masked_log_probs(  # type: ignore[no-untyped-def]
     :param log_probs: float32[B], receives those of the actions
     :param entropies: float32[B], receives the entropies
     """
-    work = scratch(logits.shape[1])
+    work = _scratch(logits.shape[1])
     for row in range(logits.shape[0]):
         offsets[row], entropies[row] = softmax(logits, observations, row, work)
         log_probs[row] = logits[row, actions[row]] - offsets[row]
@@ -173,7 +173,7 @@ def slope(  # type: ignore[no-untyped-def]
     d log p_a / d logit_j = [j = a] - p_j;  d entropy / d logit_j = -p_j (log p_j + entropy)
 
     :param logits: float32[B, A]
-    :param row: which decision
+    :param row: index of the decision
     :param probabilities: float32[A or more]
     :param offset: logit - log-probability
     :param entropy: of the decision
@@ -244,7 +244,7 @@ def loss_gradient(  # type: ignore[no-untyped-def]
     mean, scale, clip_range, ent_coef, vf_coef, share = coefficients
     # In one precision throughout, or gains could seem clipped that are not.
     lowest, highest = _f32(1.0) - clip_range, _f32(1.0) + clip_range
-    work = scratch(logits.shape[1])
+    work = _scratch(logits.shape[1])
     for b in range(logits.shape[0]):
         action = int(decisions[b, 0])
         offset, entropy = softmax(logits, observations, b, work)

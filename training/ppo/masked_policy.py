@@ -126,7 +126,12 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
 
 
 def linear_layers(policy: ActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.Linear]]:
-    """The layers of a policy's actor and critic."""
+    """
+    The layers of a policy's actor and critic.
+
+    :param policy: a policy with separate towers for actor and critic
+    :return: the actor's layers and the critic's, each from input to output
+    """
     extractor = policy.mlp_extractor
     towers = (
         [*extractor.policy_net, policy.action_net],
@@ -137,6 +142,10 @@ def linear_layers(policy: ActorCriticPolicy) -> tuple[list[nn.Linear], list[nn.L
 
 
 def parameters(policy: ActorCriticPolicy) -> list[nn.Parameter]:
-    """Weights and biases of a policy's actor and critic, layer by layer."""
+    """
+    Weights and biases of a policy's actor and critic, layer by layer.
+
+    :param policy: a policy with separate towers for actor and critic
+    """
     actor, critic = linear_layers(policy)
     return [p for layer in actor + critic for p in layer.parameters()]

@@ -25,7 +25,12 @@ class Actor(Protocol):
     """A policy as a function from observations to edits."""
 
     def act(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """float32[B, size] to int[B]."""
+        """
+        Choose an edit in each state.
+
+        :param observation: float32[B, size]
+        :return: int64[B], index of each edit
+        """
 
 
 @dataclass(frozen=True, order=True)

@@ -83,7 +83,11 @@ def resumed_model(
 
 
 def variation_of(recipe: Recipe) -> Variation:
-    """How the episodes of a recipe differ."""
+    """
+    How the episodes of a recipe differ.
+
+    :param recipe: the recipe of the run
+    """
     return Variation(
         physics=recipe.physics,
         interval_s=recipe.interval_s,
@@ -118,7 +122,7 @@ class LinearSchedule:
         return self.last + (self.first - self.last) * remaining / self.left
 
 
-def whole_rollouts(model: PPO, steps: int) -> int:
+def _whole_rollouts(model: PPO, steps: int) -> int:
     """How many decisions training for `steps` takes: as many as the rollouts that hold them."""
     rollout = model.n_steps * model.n_envs
     return -(-steps // rollout) * rollout
@@ -133,7 +137,7 @@ def announce(model: PPO, steps: int, folder: Path, where: str = "") -> None:
     :param folder: of the run
     :param where: which machine it learns on, if that needs saying
     """
-    decisions = whole_rollouts(model, steps)
+    decisions = _whole_rollouts(model, steps)
     rounded = "" if decisions == steps else f", whole rollouts ({steps} asked for)"
     print(
         f"training for {decisions} decisions{where}{rounded}; "
@@ -217,7 +221,7 @@ def train(
     evaluation = Evaluation(plain, varied, recipe, folder, warm)
     if resume is not None:
         evaluation.keep(folder / "best.zip")
-    end = model.num_timesteps + whole_rollouts(model, recipe.steps)
+    end = model.num_timesteps + _whole_rollouts(model, recipe.steps)
     progress = ProgressLine(evaluation, end)
     try:
         announce(model, recipe.steps, folder)

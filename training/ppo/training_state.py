@@ -33,7 +33,11 @@ def layer_arrays(layers: Sequence[nn.Linear], prefix: str = "") -> Arrays:
 
 
 def training_arrays(model: PPO) -> Arrays:
-    """The value network, and Adam's moments and number of steps (0 before the first)."""
+    """
+    The value network, and Adam's moments and number of steps (0 before the first).
+
+    :param model: the model that is trained
+    """
     _, critic = linear_layers(model.policy)
     trained, states = parameters(model.policy), model.policy.optimizer.state
     arrays = layer_arrays(critic, "value_")

@@ -3,20 +3,25 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from env.errors import InputError
-from env.inputs.yaml_files import LONGEST_SCALAR, MOST_BYTES, MOST_DEPTH, MOST_NODES, read_yaml
+from env.inputs.yaml_files import LONGEST_SCALAR, MOST_BYTES, MOST_DEPTH, MOST_VALUES, read_yaml
 from env.scenario import SCENARIO_FOLDER
 
 
-def read(folder: Path, content: str | bytes) -> object:
+def read(folder: Path, content: str | bytes) -> Any:
     path = folder / "file.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_yaml(path, "a file")
+
+
+def test_what_stands_twice_may_be_written_once(tmp_path: Path) -> None:
+    assert read(tmp_path, "a: &x [1, {b: 2}]\nc: *x\n")["c"] == [1, {"b": 2}]
 
 
 def test_plain_values_come_back(tmp_path: Path) -> None:
@@ -41,6 +46,8 @@ def test_a_key_is_a_single_value(tmp_path: Path, content: str) -> None:
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
 """A small file that would be two thousand million texts."""
 
+DEEP = "a0: &a0 [[x]]\n" + "".join(f"a{n}: &a{n} [[*a{n - 1}]]\n" for n in range(1, 30))
+
 
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -48,10 +55,15 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
         ("[" * 50_000, f"line 1: nested more than {MOST_DEPTH} deep"),
         ("{a: " * 50_000, f"nested more than {MOST_DEPTH} deep"),
         ("- " * 50_000, f"nested more than {MOST_DEPTH} deep"),
-        (BOMB, "line 2: aliases (*) are not allowed"),
+        (BOMB, f"more than {MOST_VALUES} values"),
+        (DEEP, f"nested more than {MOST_DEPTH} deep"),
+        ("a: &a [*a]", "line 1: *a stands for nothing before it"),
+        ("a: *b", "*b stands for nothing before it"),
+        ("? [a, b]\n: 1", "a key must be a single value"),
+        ('a: !!int ""', "tags (tag:yaml.org,2002:int) are not allowed"),
         ("a: 1\nb: 2\na: 3\n", "line 3: a is given twice"),
         ("a:\n  b: 1\n  b: 2\n", "line 3: b is given twice"),
-        ("- 1\n" * (MOST_NODES + 1), f"more than {MOST_NODES} values"),
+        ("- 1\n" * (MOST_VALUES + 1), f"more than {MOST_VALUES} values"),
         ("9" * (LONGEST_SCALAR + 1), f"a value of more than {LONGEST_SCALAR} characters"),
         ("1:" * 4000 + "1", ""),
         ("9" * 9000, "cannot be read"),

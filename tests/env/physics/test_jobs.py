@@ -20,7 +20,7 @@ CORES = 4
 
 
 def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0):
-    """Speeds, shares and pressure of ``{job index: (threads, mask, weight)}``."""
+    """Speeds, shares and pressure of `{job index: (threads, mask, weight)}`."""
     running = np.zeros(len(JOBS), np.uint8)
     threads = np.ones(len(JOBS), np.int64)
     masks = np.zeros(len(JOBS), np.int64)

@@ -51,7 +51,7 @@ def state(qps, params, n=2, mask=1, background=NOBODY, equal=NOBODY, pressure=0.
 
 
 def not_above(a, b):
-    """``a <= b`` up to rounding."""
+    """`a <= b` up to rounding."""
     return a <= b * (1.0 + 1e-9)
 
 

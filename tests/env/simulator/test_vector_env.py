@@ -128,13 +128,13 @@ def test_threads_change_nothing(short: Scenario) -> None:
         seen = [one[0].copy(), two[0].copy()]
 
 
-def test_a_crew_does_every_piece_once_and_passes_errors_on() -> None:
+def test_a_thread_pool_does_every_piece_once_and_passes_errors_on() -> None:
     for size in (1, 2, 3):
-        crew, done = ThreadPool(size), []
-        crew.share(done.append, range(100))
+        pool, done = ThreadPool(size), []
+        pool.share(done.append, range(100))
         assert sorted(done) == list(range(100))
         with pytest.raises(ZeroDivisionError):
-            crew.share(lambda piece: 1 // piece, [1, 0, 1])
+            pool.share(lambda piece: 1 // piece, [1, 0, 1])
 
 
 def test_seeding_again_starts_again(short: Scenario) -> None:

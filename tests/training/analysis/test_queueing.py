@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from training.analysis.queueing import (
-    DELAY,
-    Centre,
     ClosedModel,
     Point,
     bottleneck,
@@ -16,7 +14,6 @@ from training.analysis.queueing import (
     fit_open,
     law_error,
     mmm,
-    mva,
 )
 
 
@@ -54,69 +51,22 @@ def test_an_overloaded_queue_has_no_steady_state() -> None:
         mmm(1000.0, 0.002, 2)
 
 
-@pytest.mark.parametrize(
-    ("customers", "response_s", "throughput", "queues"),
-    [
-        (1, 6.000, 0.100, (0.200, 0.300, 0.100)),
-        (2, 7.400, 0.175, (0.421, 0.684, 0.193)),
-        (3, 9.088, 0.229, (0.651, 1.158, 0.273)),
-        (4, 11.051, 0.266, (0.878, 1.721, 0.338)),
-        (5, 13.256, 0.290, (1.088, 2.365, 0.388)),
-        (17, 47.045, 0.333, (1.974, 13.195, 0.499)),
-        (20, 56.016, 0.333, (1.991, 16.177, 0.500)),
-    ],
-)
-def test_mva_timesharing_system_of_jain(
-    customers: int, response_s: float, throughput: float, queues: tuple[float, ...]
-) -> None:
-    """Jain, table 34.1: CPU 2 s, disk A 3 s, disk B 1 s in all, 4 s of thinking."""
-    centres = [Centre("CPU", 2.0), Centre("A", 3.0), Centre("B", 1.0)]
-    network = mva(centres, customers, 4.0)[-1]
-    assert network.response_s == pytest.approx(response_s, abs=6e-4)
-    assert network.throughput == pytest.approx(throughput, abs=6e-4)
-    assert network.queue == pytest.approx(queues, abs=6e-4)
-
-
-@pytest.mark.parametrize(
-    ("customers", "throughput", "queues"),
-    [
-        (1, 0.0525, (0.0318, 0.1102, 0.0708)),
-        (2, 0.1031, (0.0643, 0.2403, 0.1490)),
-        (3, 0.1515, (0.0976, 0.3947, 0.2350)),
-    ],
-)
-def test_mva_interactive_system_of_lazowska(
-    customers: int, throughput: float, queues: tuple[float, ...]
-) -> None:
-    """Lazowska et al., chapter 6: CPU 0.605 s, disks 2.1 and 1.35 s, 15 s of thinking."""
-    centres = [Centre("CPU", 0.605), Centre("disk 1", 2.1), Centre("disk 2", 1.35)]
-    network = mva(centres, customers, 15.0)[-1]
-    assert network.throughput == pytest.approx(throughput, abs=5e-5)
-    assert network.queue == pytest.approx(queues, abs=6e-5)
-
-
 @pytest.mark.parametrize("servers", [1, 2, 4, 8])
 @pytest.mark.parametrize("customers", [1, 5, 64, 150])
-@pytest.mark.parametrize("think_s", [2.0, 20.0, 50.0])
-def test_mva_with_several_servers_is_the_machine_repair_model(
-    servers: int, customers: int, think_s: float
+@pytest.mark.parametrize("delay_s", [2.0, 20.0, 50.0])
+def test_the_closed_network_is_the_machine_repair_model(
+    servers: int, customers: int, delay_s: float
 ) -> None:
     """The birth-death process of N machines and m repairers, solved state by state."""
     log_p = [0.0]
     for n in range(1, customers + 1):
-        log_p.append(log_p[-1] + math.log((customers - n + 1) / think_s / min(n, servers)))
+        log_p.append(log_p[-1] + math.log((customers - n + 1) / delay_s / min(n, servers)))
     p = np.exp(np.array(log_p) - max(log_p))
     exact = float(p @ np.minimum(np.arange(customers + 1), servers) / p.sum())
-    network = mva([Centre("repair", 1.0, servers)], customers, think_s)[-1]
-    assert network.throughput == pytest.approx(exact, rel=1e-4)
-    assert network.response_s == pytest.approx(customers / network.throughput - think_s)
-
-
-def test_a_delay_centre_adds_its_time_and_nothing_else() -> None:
-    with_think = mva([Centre("server", 0.01)], 20, 0.1)[-1]
-    with_delay = mva([Centre("server", 0.01), Centre("network", 0.1, DELAY)], 20)[-1]
-    assert with_delay.throughput == pytest.approx(with_think.throughput)
-    assert with_delay.response_s == pytest.approx(with_think.response_s + 0.1)
+    state = ClosedModel(servers, 1.0, delay_s).predict(Point(math.inf, 0.0, 0.0, customers))
+    assert state is not None
+    assert state.throughput == pytest.approx(exact, rel=1e-4)
+    assert state.response_s == pytest.approx(customers / state.throughput)
 
 
 def test_the_interactive_law_tells_a_wrong_point() -> None:

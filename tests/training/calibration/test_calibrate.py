@@ -1,4 +1,5 @@
-"""Fitting and replaying: known parameters come back, logs are read with care, runs are replayed.
+"""
+Fitting and replaying: known parameters come back, logs are read with care, runs are replayed.
 
 The tables here are made up: runs of a job model whose parameters are known.
 """

@@ -58,7 +58,12 @@ class ScanLeftOut(_ScanPattern):
     cores: int
 
     def rows(self, scans: pd.DataFrame) -> pd.Series:
-        """Which rows of the table of scans it names."""
+        """
+        Which rows of the table of scans it names.
+
+        :param scans: the table of scans
+        :return: bool per row
+        """
         return (
             (scans["repo"] == self.repo)
             & scans["path"].str.contains(self.path)
@@ -108,15 +113,28 @@ class KnownFaults(_Entry):
     interference_left_out: tuple[InterferenceLeftOut, ...]
 
     def of_group(self, group: str) -> GroupFault:
-        """What is wrong in a group's logs; nothing, for most."""
+        """
+        What is wrong in a group's logs; nothing, for most.
+
+        :param group: name of the group
+        """
         return self.groups.get(group, GroupFault(reason=""))
 
     def infers_moves(self, run: str) -> bool:
-        """Whether a run's moves of memcached have to be inferred from its jobs."""
+        """
+        Whether a run's moves of memcached have to be inferred from its jobs.
+
+        :param run: name of the run
+        """
         return run.startswith(tuple(self.unlogged_moves))
 
     def scan_vm(self, repo: str, path: str) -> str:
-        """The VM that a scan ran on, named by group and letter."""
+        """
+        The VM that a scan ran on, named by group and letter.
+
+        :param repo: name of the group
+        :param path: the scan's path
+        """
         for known in self.scan_vms:
             if repo == known.repo and re.search(known.path, path):
                 return f"{repo} {known.vm}"

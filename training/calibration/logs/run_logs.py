@@ -57,7 +57,7 @@ def read_runs(
     """
     Read the runs of a folder.
 
-    :param folder: where `runs`, `intervals` and `events` are
+    :param folder: folder of the tables `runs`, `intervals` and `events`
     :param jobs: jobs the profile knows; runs with others are skipped
     :param years: keep only these years, where the table gives dates (all if empty)
     :param server: keep only this machine type, where the table gives it (all if empty)
@@ -342,7 +342,11 @@ def _without(moves: Moves, service: Moves) -> Moves:
 
 
 def core_mask(cores: object) -> int:
-    """Bit mask of a core list such as `"1;2;3"`; vCPUs the VM does not have are ignored."""
+    """
+    Bit mask of a core list such as `"1;2;3"`; vCPUs the VM does not have are ignored.
+
+    :param cores: what the table has
+    """
     mask = 0
     for part in str(cores).split(";"):
         try:
@@ -373,5 +377,9 @@ def _day(row: dict[str, object]) -> str:
 
 
 def count_by_group(runs: Iterable[RunTrace]) -> dict[str, int]:
-    """Runs of each group."""
+    """
+    Runs of each group.
+
+    :param runs: runs of any groups
+    """
     return dict(Counter(run.group for run in runs))

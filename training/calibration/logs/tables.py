@@ -80,6 +80,8 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
     """
     Read one table of a folder and check that it is there, has its columns and has rows.
 
+    :param folder: folder of measured tables
+    :param name: name of the table, a file without its suffix
     :raises InputError: one line that names the file and what is wrong
     """
     if not folder.is_dir():
@@ -109,7 +111,15 @@ def numeric(
     remarks: list[Remark],
     label: str = "run",
 ) -> pd.DataFrame:
-    """Drop rows whose numbers are not finite numbers; see `without`."""
+    """
+    Drop rows whose numbers are not finite numbers; see `without`.
+
+    :param table: the rows to check
+    :param file: name of the table, for remarks
+    :param columns: columns that must hold numbers
+    :param remarks: receives what is left out
+    :param label: column that names a row, for remarks
+    """
     table = table.assign(
         **{column: pd.to_numeric(table[column], errors="coerce") for column in columns}
     )
@@ -118,7 +128,12 @@ def numeric(
 
 
 def p95_faults(p95_us: pd.Series) -> tuple[tuple[pd.Series, str], ...]:
-    """What a measured p95 cannot be, and which ones are."""
+    """
+    What a measured p95 cannot be, and which ones are.
+
+    :param p95_us: measured p95 [us]
+    :return: for each fault, the rows that have it and what it is
+    """
     return (
         (p95_us <= 0.0, "p95 is not positive"),
         (p95_us < LOWEST_P95_US, f"p95 under {LOWEST_P95_US:g} us: in ms?"),

@@ -84,7 +84,11 @@ class RunTrace:
         return self.last_end_s - self.first_start_s
 
     def predecessor(self, job: JobTrace) -> JobTrace | None:
-        """The job whose logged end came last before this one's start, if any."""
+        """
+        The job whose logged end came last before this one's start, if any.
+
+        :param job: a job of this run
+        """
         before = [
             other
             for other in self.jobs
@@ -96,7 +100,13 @@ class RunTrace:
 
 
 def mask_at(moves: Moves, time: float) -> int:
-    """The core set that holds at a time: the last move before it, the first one before all."""
+    """
+    The core set that holds at a time: the last move before it, the first one before all.
+
+    :param moves: at least one move, in order of time
+    :param time: moment, on the clock of the moves [s]
+    :return: bit mask of vCPUs
+    """
     mask = moves[0][1]
     for moved, to in moves:
         if moved > time:
@@ -109,7 +119,7 @@ class RunningJob(NamedTuple):
     """
     A job within a stretch.
 
-    :param job: which
+    :param job: the running job
     :param cores: bit mask of its vCPUs
     """
 
