@@ -18,9 +18,9 @@ from typing import Any
 from deploy.assembly import LONGEST_PERIOD_S, docker_address, find_service, usable_hierarchy
 from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs.placement import online_vcpus, set_policy
-from deploy.jobs.yielding import run_delay
+from deploy.jobs.yielding import RunDelay, run_delay
 from deploy.linux import service_process
-from deploy.linux.cgroups import Hierarchy, job_groups_beside
+from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.signals import held
@@ -152,6 +152,8 @@ def _background(
     if hierarchy is None:
         verdict = FAULT if settings.runtime == "docker" else WARNING
         yield Finding(verdict, "control groups", "cannot be written by this user")
+        if verdict == FAULT:
+            return
         yield _normal_weight()
     else:
         yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
@@ -170,12 +172,14 @@ def _background(
                 group.set_weight(Weight.BACKGROUND)
                 version = group.hierarchy.version
                 mechanism = f"{group.background} of control groups, version {version}"
-            delay = run_delay(who, (settings.host, settings.port), group) if who else None
+            delay = _run_delay(who, settings, group) if who else None
     except OSError as error:
         yield Finding(FAULT, "background", f"cannot be had: {reason(error)}")
         return
     yield Finding(OK, "background", mechanism)
-    if delay is not None:
+    if isinstance(delay, Finding):
+        yield delay
+    elif delay is not None:
         yields = delay.beside < LARGEST_RATIO * delay.alone + LARGEST_RISE
         yield Finding(
             OK if yields else WARNING,
@@ -183,6 +187,16 @@ def _background(
             f"{delay.alone:.2f} s per CPU second alone, {delay.beside:.2f} beside background work"
             + ("" if yields else ": it does not yield enough, or others use these vCPUs"),
         )
+
+
+def _run_delay(
+    who: service_process.Identity, settings: Settings, group: JobGroup | None
+) -> RunDelay | Finding:
+    """What `run_delay` measures, or why it could not."""
+    try:
+        return run_delay(who, (settings.host, settings.port), group)
+    except OSError as error:
+        return Finding(WARNING, "memcached's run delay", f"not measured: {reason(error)}")
 
 
 def _normal_weight() -> Finding:

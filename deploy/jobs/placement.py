@@ -108,11 +108,17 @@ class TaskPlacement:
         See `Placement.set_weight`.
 
         A job stays in the background where the user may not take it out again; `--check` says so.
+
+        :raises BlockingIOError: if the kernel wants some time between two such changes
         """
         # Where the kernel groups tasks by session, SCHED_IDLE yields to the own session only.
-        with contextlib.suppress(OSError):  # it does not, or this user may not
-            file = Path(f"/proc/{self._leader}/autogroup")
+        file = Path(f"/proc/{self._leader}/autogroup")
+        try:
             file.write_text(str(SESSION_NICE[weight]), encoding="utf-8")
+        except BlockingIOError:  # users other than root may do so every 0.1 s only: tried again
+            raise
+        except OSError:  # the kernel makes no such groups, or this user may not
+            pass
         if weight == Weight.BACKGROUND:
             self._change_all(lambda thread: set_policy(thread, os.SCHED_IDLE))
         else:

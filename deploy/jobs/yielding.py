@@ -94,11 +94,16 @@ def _ask(clock: ThreadClock, connections: Sequence[socket.socket], length_s: flo
     return (after.run_delay_s - before.run_delay_s) / max(1e-9, after.cpu_s - before.cpu_s)
 
 
+def spinner_command() -> list[str]:
+    """What a spinner runs, isolated from the current folder, which may be anybody's."""
+    return [sys.executable, "-I", "-S", "-c", SPIN]
+
+
 @contextlib.contextmanager
 def _spinner(core: int, group: JobGroup | None) -> Iterator[int]:
     """A process in the background, resting at first; yields the pipe that tells it to go on."""
     with subprocess.Popen(
-        [sys.executable, "-S", "-c", SPIN], stdin=subprocess.PIPE, start_new_session=True
+        spinner_command(), stdin=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
             if group is not None:

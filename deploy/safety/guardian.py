@@ -111,6 +111,8 @@ class Guardian:
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
+            if not self._orders:  # it has nothing to do, and ends at once
+                _has_ended(self.pid, END_LIMIT_S)
 
     def _write(self, message: bytes) -> str:
         """Write to it; what is wrong with it, empty if nothing is known to be."""
@@ -363,12 +365,21 @@ def _yield(state: dict[str, Any], job: dict[str, Any]) -> bool:
         return True
     pids = _processes(job)
     for pid in pids:
-        with contextlib.suppress(OSError):  # see `deploy.jobs.placement.SESSION_NICE`
-            Path(f"/proc/{pid}/autogroup").write_text("19", encoding="utf-8")
+        _set_session_nice(pid)
         for thread in _threads(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     return bool(pids)
+
+
+def _set_session_nice(pid: int) -> None:
+    """See `deploy.jobs.placement.SESSION_NICE`; :raises BlockingIOError: where it came too soon."""
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text("19", encoding="utf-8")
+    except BlockingIOError:
+        raise
+    except OSError:  # the kernel makes no such groups, or the process is gone
+        pass
 
 
 def _resume(state: dict[str, Any], job: dict[str, Any]) -> bool:

@@ -96,8 +96,8 @@ def _require_modest(text: str) -> None:
     under_way = [document]
     anchored: dict[str, tuple[int, int]] = {}  # values and levels
     for event in yaml.parse(text, _SafeLoader):
-        if getattr(event, "tag", None) is not None:
-            raise _refusal(f"tags ({event.tag}) are not allowed", event)
+        if tag := getattr(event, "tag", None):
+            raise _refusal(f"tags ({tag}) are not allowed", event)
         if isinstance(event, yaml.CollectionStartEvent):
             under_way.append(_Open(event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):

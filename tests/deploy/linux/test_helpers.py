@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import deployment
+from deploy.jobs.yielding import spinner_command
 from deploy.linux.helpers import INSTALLATION, helper_command
 from deploy.load.dynamic_load import Client
 from deploy.load.probe import Probe
@@ -110,3 +112,20 @@ def test_nor_does_a_deployment_look_there(ran: Path) -> None:
     command = [sys.executable, str(INSTALLATION / "deploy.py"), "--help"]
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert not ran.exists(), ran.read_text()
+
+
+def test_a_planted_module_is_not_run_by_the_spinners_of_a_check(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    for module in ("select", "os", "sitecustomize"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(ran)!r}, 'a').write('{module}')")
+    spinner = subprocess.Popen(spinner_command(), stdin=subprocess.PIPE, cwd=tmp_path)
+    spinner.communicate(b"..", timeout=10)
+    assert spinner.returncode == 0
+    assert not ran.exists()
+
+
+def test_a_guardian_that_had_nothing_to_watch_is_gone_when_closed() -> None:
+    watcher = guardian.launch()
+    watcher.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(watcher.pid, 0)
