@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "training/ppo": {
         *("training", "training/evaluation", "training/imitation", "deploy", "agents"),
         *("agents/ppo", "env", "env/inputs", "env/physics", "env/simulator"),
+        "deploy/linux",
     },
     "training/machine": {
         *("training", "training/analysis", "training/calibration", "training/calibration/logs"),

@@ -98,6 +98,7 @@ class TaskPlacement:
     def __init__(self, leader: int):
         self._leader = leader
         self._cpu_s, self._counted_s = 0.0, -COUNT_EVERY_S
+        self._session_nice: int | None = None  # what the session is still to get
 
     def set_cores(self, cores: tuple[int, ...]) -> None:
         """See `Placement.set_cores`."""
@@ -108,17 +109,9 @@ class TaskPlacement:
         See `Placement.set_weight`.
 
         A job stays in the background where the user may not take it out again; `--check` says so.
-
-        :raises BlockingIOError: if the kernel wants some time between two such changes
         """
-        # Where the kernel groups tasks by session, SCHED_IDLE yields to the own session only.
-        file = Path(f"/proc/{self._leader}/autogroup")
-        try:
-            file.write_text(str(SESSION_NICE[weight]), encoding="utf-8")
-        except BlockingIOError:  # users other than root may do so every 0.1 s only: tried again
-            raise
-        except OSError:  # the kernel makes no such groups, or this user may not
-            pass
+        self._session_nice = SESSION_NICE[weight]
+        self._set_session_nice()
         if weight == Weight.BACKGROUND:
             self._change_all(lambda thread: set_policy(thread, os.SCHED_IDLE))
         else:
@@ -141,6 +134,7 @@ class TaskPlacement:
 
     def cpu_s(self) -> float:
         """See `Placement.cpu_s`: to the clock tick, counted anew every second."""
+        self._set_session_nice()
         now_s = time.monotonic()
         if now_s - self._counted_s >= COUNT_EVERY_S:
             self._counted_s = now_s
@@ -154,6 +148,22 @@ class TaskPlacement:
 
     def close(self) -> None:
         """See `Placement.close`."""
+
+    def _set_session_nice(self) -> None:
+        """
+        Have the whole session yield, or not, to the other ones.
+
+        Where the kernel groups tasks by session, SCHED_IDLE acts within the own session only. Users
+        other than root may change one session's nice every 0.1 s; `cpu_s`, which is asked at every
+        decision, goes on with the others.
+        """
+        if self._session_nice is None:
+            return
+        file = Path(f"/proc/{self._leader}/autogroup")
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                file.write_text(str(self._session_nice), encoding="utf-8")
+            self._session_nice = None
 
     def _change_all(self, change: Callable[[int], None]) -> None:
         """Whoever is started meanwhile may still have what its parent had: look for it again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -361,6 +362,37 @@ def test_a_job_without_groups_yields_to_its_own_session_and_to_the_others(sleepe
         assert (job.weight(), os.sched_getscheduler(leader)) == (weight, policy)
         if session.exists():
             assert session.read_text().split()[-1] == str(nice)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_every_session_of_another_user_gets_out_of_the_way_in_the_end():
+    if not Path("/proc/self/autogroup").exists():
+        pytest.skip("this kernel makes no group of a session")
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            with contextlib.ExitStack() as stack:
+                started = [
+                    stack.enter_context(subprocess.Popen(["sleep", "10"], start_new_session=True))
+                    for _ in range(3)
+                ]
+                jobs = [TaskPlacement(process.pid) for process in started]
+                for job in jobs:
+                    job.set_weight(Weight.BACKGROUND)
+                nice: list[str] = []
+                give_up_s = time.monotonic() + 3.0 * PATIENCE
+                while set(nice) != {"19"} and time.monotonic() < give_up_s:
+                    for job in jobs:
+                        job.cpu_s()
+                    files = [Path(f"/proc/{process.pid}/autogroup") for process in started]
+                    nice = [file.read_text().split()[-1] for file in files]
+                for process in started:
+                    process.kill()
+            os._exit(set(nice) != {"19"})
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -9,8 +9,6 @@ import json
 import math
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -587,16 +585,3 @@ def test_slow_connections_are_few_and_end(
         for one in slow:
             one.close()
         endpoint.close()
-
-
-def test_seeing_a_run_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, deploy.report, deploy.view, deploy.records.metrics\n"
-        "import deploy.load.dynamic_load, deploy.load.probe\n"
-        "import deploy.engines.images, deploy.engines.daemon, deploy.engines.memcached\n"
-        "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib',"
-        " 'tensorboard', 'scipy'}\n"
-        "print(heavy & set(sys.modules))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout.strip() == "set()", result.stderr

@@ -1,0 +1,17 @@
+"""What is needed to see a run: nothing that is large."""
+
+import subprocess
+import sys
+
+
+def test_seeing_a_run_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, deploy.report, deploy.view, deploy.records.metrics\n"
+        "import deploy.load.dynamic_load, deploy.load.probe\n"
+        "import deploy.engines.images, deploy.engines.daemon, deploy.engines.memcached\n"
+        "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib',"
+        " 'tensorboard', 'scipy'}\n"
+        "print(heavy & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()", result.stderr
