@@ -60,9 +60,9 @@ MAY_IMPORT = {
         *("training", "training/evaluation", "env", "env/physics", "env/simulator"),
     },
     "training/ppo": {
-        *("training", "training/evaluation", "training/imitation", "deploy", "agents"),
-        *("agents/ppo", "env", "env/inputs", "env/physics", "env/simulator"),
-        "deploy/linux",
+        *("training", "training/evaluation", "training/imitation"),
+        *("deploy", "deploy/linux", "agents", "agents/ppo"),
+        *("env", "env/inputs", "env/physics", "env/simulator"),
     },
     "training/machine": {
         *("training", "training/analysis", "training/calibration", "training/calibration/logs"),
