@@ -451,7 +451,7 @@ def assert_unknown_is_said(restoring, server):
 @pytest.mark.parametrize("lost", ["gone", "damaged"])
 def test_processes_are_found_and_ended(deploy, killed, server, lost):
     run = killed("--runtime", "process")
-    assert len(processes_of(run)) == 2
+    assert len(processes_of(run)) >= 2
     if lost == "gone":
         shutil.rmtree(run.state)
     else:
@@ -473,7 +473,7 @@ def test_jobs_of_another_state_folder_are_left_alone(deploy, killed, tmp_path):
     elsewhere = deploy("--restore", "--state", str(tmp_path / "elsewhere"))
     assert elsewhere.finish() == 0
     elsewhere.expect("nothing to restore")
-    assert len(processes_of(run)) == 2
+    assert len(processes_of(run)) >= 2
 
 
 @needs_docker
