@@ -45,6 +45,7 @@ from deploy.linux.cgroups import (
 )
 from deploy.linux.sensors import StatsConnection, ThreadClock, VcpuClock
 from deploy.linux.service_process import identify, pin
+from deploy.linux.signals import held
 from deploy.load import generator
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
@@ -113,11 +114,12 @@ class Neighbour:
     def keep_going(self) -> None:
         """Start it again if it has ended."""
         if select.select([self.ended], [], [], 0.0)[0]:
-            self.stop()
             what = self.what
-            self._instance = self._testbed.start(
-                what.job, what.threads, what.cores, what.weight, self.group
-            )
+            with held():
+                self.stop()
+                self._instance = self._testbed.start(
+                    what.job, what.threads, what.cores, what.weight, self.group
+                )
 
     def stop(self) -> None:
         """End it."""
@@ -217,12 +219,11 @@ class Testbed:
         if what is None:
             yield None
             return
-        with self.job_group(f"beside-{what.job.name}") as group:
-            neighbour = Neighbour(self, what, group)
-            try:
-                yield neighbour
-            finally:
-                neighbour.stop()
+        with self.job_group(f"beside-{what.job.name}") as group, contextlib.ExitStack() as stack:
+            with held():  # what is started is known before anything may end this program
+                neighbour = Neighbour(self, what, group)
+                stack.callback(neighbour.stop)
+            yield neighbour
 
     def sweep(
         self,
@@ -315,24 +316,23 @@ class Testbed:
         """
         runtime = self._runtime_of(job)
         beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
-        with self.job_group(f"job-{job.name}") as group:
+        with self.job_group(f"job-{job.name}") as group, contextlib.ExitStack() as stack:
             begun_s = time.monotonic()
-            instance = self.start(job, threads, cores, Weight.NORMAL, group)
-            try:
-                # Whoever starts a job also takes time, which disturbs nothing.
-                before, started_s = self._taken_s(), time.monotonic()
-                beside_s = beside_here.group.cpu_s() if beside_here else 0.0
-                ended = _await_end(instance, limit_s, neighbour)
-                after, ended_s = self._taken_s(), time.monotonic()
-                cpu_s = group.cpu_s()
-                known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
-                if ended:
-                    code, tail = runtime.outcome(instance)
-                    if code != 0:
-                        raise InputError(f"job {job.name}: failed with {code}: {tail.strip()}")
-            finally:
-                runtime.remove(instance)
-                os.close(instance.ended)
+            with held():  # see `beside`
+                instance = self.start(job, threads, cores, Weight.NORMAL, group)
+                stack.callback(os.close, instance.ended)
+                stack.callback(runtime.remove, instance)
+            # Whoever starts a job also takes time, which disturbs nothing.
+            before, started_s = self._taken_s(), time.monotonic()
+            beside_s = beside_here.group.cpu_s() if beside_here else 0.0
+            ended = _await_end(instance, limit_s, neighbour)
+            after, ended_s = self._taken_s(), time.monotonic()
+            cpu_s = group.cpu_s()
+            known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
+            if ended:
+                code, tail = runtime.outcome(instance)
+                if code != 0:
+                    raise InputError(f"job {job.name}: failed with {code}: {tail.strip()}")
         taken_s = sum(after[c] - before[c] for c in cores)
         foreign = max(taken_s - known_s, 0.0) / (ended_s - started_s)
         return {
