@@ -235,7 +235,7 @@ BEST = (RECIPE_FOLDER / "best.yaml").read_text()
             lambda text: text + "imitation: {calm: 1}\n",
             "unknown field; .* in imitation search_traces,",
         ),
-        (lambda text: BEST.replace("[4, 4, 8]", "[]"), "imitation.epochs: .*or more entries"),
+        (lambda text: BEST.replace("[4, 4, 8]", "[]"), "imitation.epochs: .*at least 1"),
         (lambda text: BEST.replace("unprobed: 0.65", "unprobed: 1.5"), "imitation.unprobed: "),
     ],
 )
