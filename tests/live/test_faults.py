@@ -186,7 +186,8 @@ def test_a_network_that_returns_nan_costs_no_job(
     deploy, server, scenario_file, docker_daemon, tmp_path
 ):
     scenario = scenario_file(dedup=["sleep", "2"], radix=["sleep", "2"])
-    checkpoint = write_checkpoint(tmp_path / "nan.zip", scenario, scale=np.nan)
+    # Weights that are finite, as a reader wants them, and whose products are not.
+    checkpoint = write_checkpoint(tmp_path / "nan.zip", scenario, scale=5e37)
     run = deploy(
         *("--checkpoint", str(checkpoint), "--scenario", str(scenario)),
         *("--docker", docker_daemon.url),
