@@ -114,7 +114,7 @@ def assembled(
     """
     require_period(scenario)
     if settings.runtime == "docker" and not (settings.dry_run or settings.resume):
-        require_docker(docker_address(settings), scenario)
+        require_docker(docker_address(settings))
     with contextlib.ExitStack() as stack:
         folder = StateFolder(settings.folder)
         folder.lock()
