@@ -31,7 +31,7 @@ def read_entry(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     """
     One entry's content.
 
-    :param archive: where it lies
+    :param archive: the zip file that holds it
     :param name: of the entry
     :param limit: the most bytes it may have
     :raises KeyError: if there is none of that name
@@ -53,7 +53,7 @@ def read_json(archive: zipfile.ZipFile, name: str, limit: int) -> Any:
     """
     An entry that is plain JSON.
 
-    :param archive: where it lies
+    :param archive: the zip file that holds it
     :param name: of the entry
     :param limit: the most bytes it may have
     :raises KeyError: if there is none of that name
@@ -69,7 +69,7 @@ def read_arrays(archive: zipfile.ZipFile, name: str, limit: int) -> Arrays:
     """
     An entry that is a `.npz` file of float32 arrays.
 
-    :param archive: where it lies
+    :param archive: the zip file that holds it
     :param name: of the entry
     :param limit: the most bytes all arrays may have together
     :return: the arrays by name, all of them finite

@@ -90,7 +90,7 @@ class Controller(ABC, Generic[Rule]):
         self.probe_window_s = 0.0
 
     def reset(self, scenario: Scenario) -> None:
-        """Begin a new episode; see `Policy.reset`."""
+        """See `Policy.reset`; begins a new episode."""
         self.scenario = scenario
         self.vcpus = tuple(range(scenario.machine.vcpus))
         self.job_names = scenario.job_names
@@ -100,7 +100,7 @@ class Controller(ABC, Generic[Rule]):
 
     @abstractmethod
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """Who holds what from now on; see `Policy.decide`."""
+        """See `Policy.decide`; who holds what from now on."""
 
     def others(self, service: Iterable[int]) -> tuple[int, ...]:
         """

@@ -47,7 +47,7 @@ class TimedPolicy:
         return getattr(self._policy, name)
 
     def decide(self, telemetry: Telemetry) -> Allocation:
-        """Decide, and note how long it took."""
+        """See `agents.Policy.decide`; notes how long it took."""
         begun_s = time.perf_counter()
         allocation = self._policy.decide(telemetry)
         self.seconds.append(time.perf_counter() - begun_s)

@@ -113,8 +113,8 @@ def mutated(reader: FileReader, rng: random.Random) -> bytes:
     """
     A file that is nearly valid, or not at all.
 
-    :param reader: whose
-    :param rng: draws
+    :param reader: reads the file
+    :param rng: random numbers
     """
     content = rng.choice(reader.seeds)
     suffix = Path(reader.file).suffix
@@ -307,7 +307,7 @@ def fault_of(reader: FileReader, folder: Path, content: bytes, measured: bool) -
     """
     Read one input.
 
-    :param reader: how
+    :param reader: reads the file
     :param folder: of the input, with what lies beside it
     :param content: of the file
     :param measured: whether to count the memory it takes
@@ -351,7 +351,7 @@ def fuzz(reader: FileReader, inputs: int, seed: int) -> Count:
     """
     Give a reader bad files.
 
-    :param reader: which
+    :param reader: name of the reader
     :param inputs: how many files
     :param seed: of what is drawn; the same for the same files
     """

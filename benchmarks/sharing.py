@@ -174,7 +174,7 @@ def slices(
     :param server: a running memcached
     :param crowd: the jobs beside it
     :param modes: of each slice
-    :param qps: the load
+    :param qps: the load [requests/s]
     :param timing: of each slice
     :return: latencies, run delay [s per CPU second], throughput and the jobs' vCPUs in each slice
         that is no rest

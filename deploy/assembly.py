@@ -57,7 +57,7 @@ class Parts:
     What a deployment observes with, and where it writes down what it sees and does.
 
     :param scenario: the problem
-    :param folder: where the state is kept, locked
+    :param folder: the state folder, locked
     :param state: the deployment, new or to be resumed
     :param service: memcached's process
     :param sensor: reads memcached
@@ -222,9 +222,9 @@ def end(
     Leave the machine as it was found, or safe with the jobs running where that was asked for.
 
     :param state: what the deployment did
-    :param folder: where the state is kept
+    :param folder: the state folder
     :param runtime: runs the jobs
-    :param hierarchy: where the jobs' control groups are, if any
+    :param hierarchy: how control groups are mounted, if they are
     :param leave: whether the jobs are left running
     :param recorder: is told how it went
     :return: what could not be undone, one line each
@@ -281,7 +281,7 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
 
     :param scenario: the problem
     :param settings: say whether to resume, and who runs the jobs
-    :param folder: where the state is kept, locked
+    :param folder: the state folder, locked
     :raises InputError: if the folder holds one that has not ended or cannot be read, or none to
         resume, or if Docker is where the guardian cannot reach it
     """
@@ -332,7 +332,7 @@ def find_service(
     Wait until memcached has answered.
 
     :param sensor: looks for memcached
-    :param settings: where memcached listens
+    :param settings: names the address of memcached
     :param started_s: when the sensor's clock was 0, on the monotonic clock [s]
     :return: memcached's process
     :raises InputError: if no memcached of this machine answers
@@ -387,7 +387,7 @@ def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
     The runtime of a deployment's jobs.
 
     :param state: names the runtime and its rights
-    :param hierarchy: where control groups are, if any
+    :param hierarchy: how control groups are mounted, if they are
     :raises InputError: if jobs cannot be run that way on this machine
     """
     if state.runtime == "process":
@@ -406,7 +406,7 @@ def group_maker(
     What makes the jobs' control groups; None where there are no groups.
 
     :param state: its nonce marks the groups
-    :param hierarchy: where groups are, if any
+    :param hierarchy: how control groups are mounted, if they are
     :param service_pid: process id of memcached, beside whose group the jobs' groups are made
     """
     if hierarchy is None:

@@ -54,7 +54,7 @@ def check(scenario: Scenario, settings: Settings) -> int:
     Look at everything a deployment needs, and print what was found.
 
     :param scenario: the problem
-    :param settings: where memcached and Docker are
+    :param settings: the deployment's, with the addresses of memcached and Docker
     :return: the exit code: 0 if nothing stands in the way
     """
     hierarchy = usable_hierarchy()
@@ -301,7 +301,11 @@ def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Fin
 
 
 def reason(error: InputError | OSError) -> str:
-    """Why something cannot be done, without numbers of the system's."""
+    """
+    Why something cannot be done, without the system's error numbers.
+
+    :param error: what was raised
+    """
     return os_reason(error).lower() if isinstance(error, OSError) else str(error)
 
 

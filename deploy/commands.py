@@ -57,7 +57,7 @@ def settings_of(arguments: argparse.Namespace, report: Path, **more: Any) -> Set
     The settings that a command line with `add_machine_options` asks for.
 
     :param arguments: what it read
-    :param report: where records go
+    :param report: folder of the records
     :param more: further settings
     """
     host, port = arguments.memcached

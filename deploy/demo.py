@@ -145,7 +145,7 @@ def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) ->
     :param policy: who decides
     :param problem: the scenario's name or file
     :param url: the Docker daemon's address
-    :param folder: where the run's report goes
+    :param folder: folder of the run's report
     :param limit_s: how long it may take [s]
     :raises InputError: if the run left no report
     """
@@ -191,7 +191,7 @@ def loaded(server: memcached.Memcached, scenario: Scenario, output: Path) -> Ite
 
     :param server: a running one
     :param scenario: gives the load
-    :param output: where the load writes what it measures
+    :param output: folder of what the load measures
     """
     load = scenario.load
     options = ["--memcached", f"{server.host}:{server.port}"]

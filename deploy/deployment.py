@@ -113,7 +113,7 @@ def restore(settings: Settings) -> int:
     """
     Undo what an earlier loop has left.
 
-    :param settings: where its state is
+    :param settings: names its state folder
     :return: the exit code: 0 if the machine is as it was
     """
     folder = StateFolder(settings.folder)

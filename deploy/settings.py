@@ -14,8 +14,8 @@ class Settings:
     :param runtime: docker or process
     :param docker: the Docker daemon's address; None takes the environment's own
     :param privileged: whether containers get Docker's default rights
-    :param folder: where the state is kept
-    :param report: where records go; those of a dry run are thrown away
+    :param folder: folder of the state
+    :param report: folder of the records; those of a dry run are thrown away
     :param probe: whether memcached's latency is measured from this machine
     :param metrics_port: loopback TCP port for Prometheus; None without metrics
     :param illustrated: whether the report has pictures and a page

@@ -85,7 +85,7 @@ class Change:
 
     :param what: one of service-cores, start, cores, weight, quota, pause, resume
     :param job: the job's name; empty for memcached
-    :param cores: vCPUs
+    :param cores: numbers of the vCPUs
     :param weight: CPU weight
     :param threads: thread count
     :param quota: most CPU time [vCPUs]; None for no limit

@@ -20,7 +20,8 @@ class ServiceTelemetry(NamedTuple):
     :param run_delay_s: seconds its threads waited for a vCPU since the loop started
     :param qps: request rate over the last polling window [requests/s]
     :param cpu_cores: CPU use over the last polling window [vCPUs]
-    :param p95_us: 95th percentile of latency over the policy's probe window, where a probe runs
+    :param p95_us: 95th percentile of latency over the policy's probe window [µs], where a probe
+        runs
     :param cpi: cycles per instruction over the same window, where the machine counts them;
         simulated: relative to memcached alone
     """

@@ -6,6 +6,7 @@ Read from the sources alone; nothing of what they import is run, but for `import
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -183,6 +184,53 @@ def test_no_class_name_occurs_twice() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert not more_than_one(places)
+
+
+# --- docstrings -------------------------------------------------------------------------------
+
+PUBLIC = re.compile("__init__$|[^_]")
+
+
+def public_functions(body: list[ast.stmt]) -> Iterator[tuple[ast.FunctionDef, ast.ClassDef | None]]:
+    """The functions and methods that others may call, each with its class."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and PUBLIC.match(node.name):
+            yield node, None
+        elif isinstance(node, ast.ClassDef) and PUBLIC.match(node.name):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and PUBLIC.match(method.name):
+                    yield method, node
+
+
+def is_inherited(method: str, owner: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether a class of the repository that the owner is derived from has the method, too."""
+    names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in owner.bases}
+    return any(
+        method in {getattr(node, "name", None) for node in classes[name].body}
+        or is_inherited(method, classes[name], classes)
+        for name in names & classes.keys()
+    )
+
+
+def test_every_public_function_explains_its_parameters() -> None:
+    """One that is overridden is explained where it is defined; "See `...`" says who explains it."""
+    paths = [*ROOT.glob("*.py"), *MODULES.values()]
+    nodes = [node for path in paths for node in ast.walk(parsed(path))]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    unexplained = []
+    for path in paths:
+        for function, owner in public_functions(parsed(path).body):
+            if owner and is_inherited(function.name, owner, classes):
+                continue
+            text = ast.get_docstring(function) or ""
+            if owner and function.name == "__init__":
+                text = ast.get_docstring(owner) or ""
+            children = ast.iter_child_nodes(function.args)
+            given = {node.arg for node in children if isinstance(node, ast.arg)}
+            missing = given - {"self", "cls"} - set(re.findall(r":param (\w+):", text))
+            if missing and not text.startswith("See `"):
+                unexplained.append(f"{path}:{function.lineno} {function.name}: {missing}")
+    assert not unexplained
 
 
 # --- imports ----------------------------------------------------------------------------------

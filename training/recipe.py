@@ -69,7 +69,8 @@ class Recipe(BaseModel):
     :param error: fraction by which an episode's parameters are wrong, up or down at random
     :param error_share: in how many of the episodes
     :param unprobed: share of the episodes without a latency probe
-    :param interval_s: range each episode's load interval is drawn from, or none for the scenario's
+    :param interval_s: range [s] each episode's load interval is drawn from, or none for the
+        scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
     :param imitation: how to begin by imitating an expert; none to learn from reward alone

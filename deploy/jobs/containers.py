@@ -51,7 +51,7 @@ class DockerRuntime:
     """
     Jobs as containers.
 
-    :param hierarchy: where control groups are
+    :param hierarchy: how control groups are mounted
     :param nonce: marks our containers
     :param url: the daemon; the environment's own if none is given
     :param privileged: give containers Docker's default rights and a writable file system

@@ -44,9 +44,9 @@ class JobContext:
     """
     What all jobs of a deployment share.
 
-    :param runtime: who runs them
+    :param runtime: starts and ends them
     :param worker: a single thread, for calls that block
-    :param folder: where state and proofs are
+    :param folder: holds state and proofs
     :param state: what is kept there
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens
@@ -300,7 +300,7 @@ class JobRun:
         """
         One of the job's attempts.
 
-        :param number: which
+        :param number: counts the attempts from 1
         """
         context = self._context
         folder = context.folder.attempt_folder(context.state.nonce, self.job.name, number)

@@ -26,13 +26,25 @@ class Placement(Protocol):
     """Where a running job's place on the machine is written."""
 
     def set_cores(self, cores: tuple[int, ...]) -> None:
-        """Move the job to these vCPUs."""
+        """
+        Move the job.
+
+        :param cores: the vCPUs that it may use from now on, at least one
+        """
 
     def set_weight(self, weight: Weight) -> None:
-        """Give the job memcached's weight, or put it into the background."""
+        """
+        Give the job memcached's weight, or put it into the background.
+
+        :param weight: normal or background
+        """
 
     def set_quota(self, vcpus: float | None) -> None:
-        """Limit the job's CPU time [CPU seconds per second]; None lifts the limit."""
+        """
+        Limit the job's CPU time.
+
+        :param vcpus: CPU seconds per second; None lifts the limit
+        """
 
     def cores(self) -> tuple[int, ...]:
         """The vCPUs in force, read back."""
@@ -195,7 +207,11 @@ def set_policy(thread: int, policy: int) -> None:
 
 
 def session_members(leader: int) -> list[int]:
-    """The processes of a session."""
+    """
+    The processes of a session.
+
+    :param leader: pid of the session's first process
+    """
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():

@@ -63,7 +63,7 @@ class Attempt:
     :param job: what the scenario says about it
     :param number: counts from 1
     :param threads: thread count
-    :param folder: where its proof goes
+    :param folder: the folder of its proof
     :param group: its parent control group, where groups can be written
     """
 
@@ -79,11 +79,11 @@ class Instance:
     """
     An attempt that was started.
 
-    :param attempt: which
+    :param attempt: the attempt
     :param key: what the runtime calls it
     :param pid: its first process, 0 if that has ended
     :param ended: pidfd that becomes readable when that process ends, or -1
-    :param placement: where its vCPUs and weight are written, None if it has ended
+    :param placement: writes its vCPUs and weight; None if it has ended
     """
 
     attempt: Attempt
@@ -102,33 +102,63 @@ class Runtime(Protocol):
         """
         Start an attempt.
 
+        :param attempt: the attempt
+        :param cores: its first vCPUs
+        :param weight: its first weight
         :raises JobFailedError: if it cannot run
         """
 
     def pause(self, instance: Instance) -> None:
-        """Stop it from running for a while."""
+        """
+        Pause an attempt.
+
+        :param instance: the attempt
+        """
 
     def resume(self, instance: Instance) -> None:
-        """Let it run again."""
+        """
+        Let a paused attempt run again.
+
+        :param instance: the attempt
+        """
 
     def paused(self, instance: Instance) -> bool:
-        """Whether it is paused, as the machine says."""
+        """
+        Whether an attempt is paused, as the machine says.
+
+        :param instance: the attempt
+        """
 
     def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
-        """Change its vCPUs where its placement may not be written."""
+        """
+        Change an attempt's vCPUs where its placement may not be written.
+
+        :param instance: the attempt
+        :param cores: the vCPUs that it may use from now on, at least one
+        """
 
     def outcome(self, instance: Instance) -> tuple[int, str]:
         """
         The exit code of an attempt that has ended, and what there is to say about its output.
 
         That is what was cut off, if anything, and if the attempt failed its output's last lines.
+
+        :param instance: the attempt
         """
 
     def remove(self, instance: Instance) -> None:
-        """End it if it still runs, and leave nothing of it but its proof."""
+        """
+        End an attempt if it still runs, and leave nothing of it but its proof.
+
+        :param instance: the attempt
+        """
 
     def find(self, attempt: Attempt) -> Instance | None:
-        """An attempt that an earlier loop started, running or ended; None if there is none."""
+        """
+        What an earlier loop started, running or ended; None if it started nothing.
+
+        :param attempt: the attempt
+        """
 
     def sweep(self, folders: list[Path], groups: list[JobGroup]) -> None:
         """

@@ -55,7 +55,7 @@ def run_delay(who: Identity, address: tuple[str, int], group: JobGroup | None) -
     Measure memcached's run delay with and without background work on its vCPUs.
 
     :param who: memcached
-    :param address: where it listens
+    :param address: its socket's address
     :param group: one in the background, where jobs would live; None: threads are put there instead
     :raises OSError: if nothing can be put into the background, or memcached does not answer
     """

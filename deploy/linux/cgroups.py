@@ -53,8 +53,8 @@ class Hierarchy:
         """
         The group a process is in.
 
-        :param pid: which, or "self"
-        :param controller: whose hierarchy to look in
+        :param pid: the process, or "self"
+        :param controller: name of the controller, which may have a hierarchy of its own
         :raises OSError: if there is no such process
         """
         text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
@@ -68,11 +68,20 @@ class Hierarchy:
         return unified
 
     def folder(self, group: PurePosixPath, controller: str = "cpu") -> Path:
-        """Where a group's files of a controller are."""
+        """
+        The folder of a group's files of a controller.
+
+        :param group: path of the group
+        :param controller: name of the controller
+        """
         return self.mounts[controller] / str(group).lstrip("/")
 
     def folders(self, group: PurePosixPath) -> list[Path]:
-        """Where a group's files are, one folder per mount."""
+        """
+        The folders of a group's files, one per mount.
+
+        :param group: path of the group
+        """
         return [mount / str(group).lstrip("/") for mount in sorted(set(self.mounts.values()))]
 
 
@@ -111,9 +120,9 @@ class JobGroup:
     """
     The parent group of one job.
 
-    :param hierarchy: where groups are
+    :param hierarchy: how groups are mounted
     :param path: the group's path
-    :param normal_weight: what equals memcached's weight
+    :param normal_weight: memcached's weight, in the kernel's terms
     """
 
     hierarchy: Hierarchy
@@ -154,7 +163,7 @@ class JobGroup:
         """
         Give the group memcached's weight, or put it into the background.
 
-        :param weight: which
+        :param weight: normal or background
         :raises OSError: if the group is gone, or the kernel refuses; what was to get memcached's
             weight is in the background then
         """
@@ -251,8 +260,8 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
     """
     A maker of jobs' groups: beside memcached's, with memcached's weight for the normal one.
 
-    :param hierarchy: where groups are
-    :param service_pid: memcached
+    :param hierarchy: how groups are mounted
+    :param service_pid: a process of memcached's, or "self"
     :return: takes a group's name
     :raises OSError: if there is no such process
     :raises InputError: if memcached itself is in the background
@@ -268,25 +277,45 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
 
 
 def group_weight(hierarchy: Hierarchy, group: PurePosixPath) -> int:
-    """The weight of a group, in the kernel's terms."""
+    """
+    The weight of a group, in the kernel's terms.
+
+    :param hierarchy: how groups are mounted
+    :param group: path of the group
+    """
     return int(weight_file(hierarchy, group).read_text(encoding="utf-8"))
 
 
 def is_idle(hierarchy: Hierarchy, group: PurePosixPath) -> bool:
-    """Whether a group runs only while nobody else wants to."""
+    """
+    Whether a group runs only while nobody else wants to.
+
+    :param hierarchy: how groups are mounted
+    :param group: path of the group
+    """
     with contextlib.suppress(FileNotFoundError):  # older kernels, and version 2's root group
         return (hierarchy.folder(group) / IDLE).read_text(encoding="utf-8").strip() == "1"
     return False
 
 
 def weight_file(hierarchy: Hierarchy, group: PurePosixPath) -> Path:
-    """Where a group's weight is written."""
+    """
+    The file of a group's weight.
+
+    :param hierarchy: how groups are mounted
+    :param group: path of the group
+    """
     name = "cpu.shares" if hierarchy.version == 1 else "cpu.weight"
     return hierarchy.folder(group) / name
 
 
 def cpuset_folder(hierarchy: Hierarchy, pid: int) -> Path:
-    """Where the vCPU set of a process' own group is written."""
+    """
+    The folder of the group that holds a process' vCPU set.
+
+    :param hierarchy: how groups are mounted
+    :param pid: the process
+    """
     return hierarchy.folder(hierarchy.group_of(pid, "cpuset"), "cpuset")
 
 
@@ -301,12 +330,20 @@ def write_cpuset(folder: Path, cores: Iterable[int]) -> None:
 
 
 def read_cpuset(folder: Path) -> tuple[int, ...]:
-    """The vCPUs of a group, in rising order."""
+    """
+    The vCPUs of a group, in rising order.
+
+    :param folder: the group's folder, see `cpuset_folder`
+    """
     return parse_cpus((folder / "cpuset.cpus").read_text(encoding="utf-8"))
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The vCPU numbers in the kernel's list format, such as `0-2,5`."""
+    """
+    The vCPU numbers of a list of the kernel's.
+
+    :param text: such as `0-2,5`
+    """
     cores: list[int] = []
     for part in text.strip().split(","):
         if part:
@@ -316,7 +353,12 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def members(hierarchy: Hierarchy, group: PurePosixPath) -> list[int]:
-    """The processes in a group and below it."""
+    """
+    The processes in a group and below it.
+
+    :param hierarchy: how groups are mounted
+    :param group: path of the group
+    """
     pids: list[int] = []
     for path in hierarchy.folder(group).rglob("cgroup.procs"):
         with contextlib.suppress(OSError):  # a group may go away meanwhile
@@ -325,7 +367,11 @@ def members(hierarchy: Hierarchy, group: PurePosixPath) -> list[int]:
 
 
 def remove_group(folder: Path) -> None:
-    """Remove a group and the groups below it; those that hold processes stay."""
+    """
+    Remove a group and the groups below it; those that hold processes stay.
+
+    :param folder: the group's folder
+    """
     for parent, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(parent)  # noqa: PTH106 - a group's folder is removed with its files

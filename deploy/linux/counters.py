@@ -42,7 +42,7 @@ class CounterPair:
     """
     Two counters of one thread, from 0 on, that run at the same moments.
 
-    :param thread: which
+    :param thread: the thread's number
     :param events: what they count
     :raises OSError: if the thread is gone, or the machine or the user has no such counters
     """
@@ -101,7 +101,7 @@ class CpiSensor:
 
         :param who: the process, maybe another one than before
         :param now_s: the present time [s]
-        :param window_s: length of a window
+        :param window_s: length of a window [s]
         """
         over = now_s - self._since_s >= window_s
         if who != self._who:

@@ -139,7 +139,7 @@ def write_own(path: Path, content: str) -> None:
     """
     Write a whole file of a folder of ours.
 
-    :param path: the file
+    :param path: path of the file
     :param content: all that it is to hold
     :raises OSError: see `OwnFolder` and `OwnFolder.replace`
     """

@@ -9,7 +9,7 @@ def hold(cpu: int, priority: int) -> str:
     """
     Pin this process to a vCPU and put it ahead of others there.
 
-    :param cpu: which vCPU
+    :param cpu: the vCPU's number
     :param priority: of the real-time class SCHED_FIFO, 1 to 99; higher goes first
     :return: empty, or why the priority could not be had (the pinning was)
     :raises OSError: if there is no such vCPU, or it may not be used

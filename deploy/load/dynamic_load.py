@@ -88,7 +88,7 @@ class Client:
         """
         Wait for an interval's end.
 
-        :param index: which, in order
+        :param index: number of the interval, from 0
         :return: its row
         :raises InputError: if one of the processes has ended
         """

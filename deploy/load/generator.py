@@ -192,7 +192,7 @@ def arrivals_of(rng: np.random.Generator, qps: float) -> list[int]:
     """
     How many requests come due in each of the next ticks.
 
-    :param rng: where chance comes from
+    :param rng: random numbers
     :param qps: the rate [requests/s]
     """
     counts: list[int] = rng.poisson(qps * TICK_S, POISSON_BLOCK).tolist()

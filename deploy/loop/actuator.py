@@ -43,7 +43,7 @@ class Actuator:
 
     :param scenario: the problem
     :param runtime: runs the jobs
-    :param folder: where the state is kept
+    :param folder: the state folder
     :param state: the deployment, new or taken over
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens

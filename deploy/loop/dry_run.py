@@ -32,7 +32,7 @@ class DryJob:
         return 0.0
 
     def paused_s(self, now_s: float) -> float:
-        """It is never paused."""
+        """See `JobStanding.paused_s`; it is never paused."""
         return 0.0
 
 
@@ -52,10 +52,10 @@ class DryActuator:
         self._now = Allocation(everything)
 
     def follow(self, who: Identity) -> None:
-        """Nothing is done to memcached."""
+        """See `Actuation.follow`; nothing is done to memcached."""
 
     def apply(self, allocation: Allocation) -> None:
-        """Print what would be changed."""
+        """See `Actuation.apply`; what would be changed is printed."""
         for change in allocation.changes_from(self._now):
             self.changes += 1
             time_s = time.monotonic() - self.state.started_s
@@ -65,17 +65,17 @@ class DryActuator:
         self._now = allocation
 
     def poll(self, now_s: float, slack: bool = True) -> None:
-        """There is nothing to pick up."""
+        """See `Actuation.poll`; there is nothing to pick up."""
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep; no job ends."""
+        """See `Actuation.wait`; no job ends."""
         time.sleep(max(0.0, timeout_s))
 
     def forget_written(self) -> None:
         """Nothing was written."""
 
     def take_over(self, now_s: float) -> None:
-        """There is nothing to take over."""
+        """See `Actuation.take_over`; there is nothing to take over."""
 
 
 def ending(stop: StopRequest) -> Sampler:

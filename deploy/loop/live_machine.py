@@ -63,7 +63,11 @@ class JobStanding(Protocol):
         """CPU seconds it has used."""
 
     def paused_s(self, now_s: float) -> float:
-        """How long it has been paused in all [s], `now_s` seconds after the run started."""
+        """
+        How long it has been paused in all [s].
+
+        :param now_s: since the run started [s]
+        """
 
 
 class Actuation(Protocol):
@@ -80,13 +84,25 @@ class Actuation(Protocol):
         """How many changes there were."""
 
     def take_over(self, now_s: float) -> None:
-        """Find what an earlier loop left running; `now_s` counts from the run's start [s]."""
+        """
+        Find what an earlier loop left running.
+
+        :param now_s: since the run started [s]
+        """
 
     def follow(self, who: Identity) -> None:
-        """Turn to a memcached."""
+        """
+        Turn to a memcached.
+
+        :param who: its process
+        """
 
     def apply(self, allocation: Allocation) -> None:
-        """Make the machine hold an allocation."""
+        """
+        Make the machine hold an allocation.
+
+        :param allocation: the vCPUs, weights and states to hold from now on
+        """
 
     def poll(self, now_s: float, slack: bool = True) -> None:
         """

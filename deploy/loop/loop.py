@@ -70,7 +70,7 @@ class GuardedPolicy:
     """
     A policy whose failures do no harm: the fallback decides instead, and the log says why.
 
-    :param policy: who decides, reset for the scenario
+    :param policy: decides; reset for the scenario
     :param scenario: the problem
     :param recorder: is told of failures
     """
@@ -158,8 +158,8 @@ class Loop:
     """
     One deployment, from its first decision to its last job.
 
-    :param machine: where
-    :param policy: who decides, reset for the scenario
+    :param machine: what it reads and changes
+    :param policy: decides; reset for the scenario
     :param recorder: is told what happens
     :param stop: says when to stop early
     :param samplers: are shown the readings at every change, once a second and at the end

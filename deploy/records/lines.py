@@ -27,7 +27,7 @@ class Disk:
         """
         Note that a line was not taken.
 
-        :param error: why
+        :param error: what the system said
         """
         if not self._refused:
             self._refused = True
@@ -37,7 +37,7 @@ class Disk:
         """
         Note lines that will never be written.
 
-        :param lines: how many
+        :param lines: number of lines
         """
         self._lost += lines
 
@@ -54,7 +54,7 @@ class LineFile:
     What the disk refuses waits for the next line; what does not fit into memory is lost.
 
     :param file: the file's descriptor
-    :param disk: where the file is
+    :param disk: the disk of the file
     """
 
     def __init__(self, file: int, disk: Disk):
@@ -68,7 +68,7 @@ class LineFile:
         The file at a path, made if need be; half a line that a killed writer left is ended.
 
         :param path: the file
-        :param disk: where the file is
+        :param disk: the disk of the file
         :raises OSError: if it cannot be opened, or it or its folder is not ours
         """
         with OwnFolder(path.parent) as folder:

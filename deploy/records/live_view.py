@@ -236,7 +236,7 @@ def watch(reader: Reader, console: Console) -> None:
     Show a run until it ends, or nobody is left to show it to.
 
     :param reader: its files
-    :param console: where to
+    :param console: the terminal
     """
     reader.update()
     parent = os.getppid()

@@ -69,7 +69,7 @@ def wrapped(command: Sequence[str], file: str, events: str) -> list[str]:
     The command line that leaves a proof.
 
     :param command: the job's own arguments
-    :param file: where the proof goes, as the job sees it
+    :param file: path of the proof, as the job sees it
     :param events: the file in which the kernel counts OOM kills, as the job sees it
     """
     return [SHELL, "-c", WRAPPER, "coretide", file, events, *command]

@@ -122,7 +122,7 @@ class Recorder:
 
     The scheduler's own `start` and `end` are written with the first and the last line.
 
-    :param folder: where the files go; made if it does not exist
+    :param folder: folder of the files; made if it does not exist
     :param scenario: names the columns of the samples
     :param started_s: when the run started, on the monotonic clock [s]
     :param listener: is told every event, after it was written

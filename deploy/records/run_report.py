@@ -179,7 +179,7 @@ def reactions_ms(events: Sequence[Event], intervals: Sequence[mcperf.Row]) -> li
     The load rises where an interval starts that asks for more than the one before. Rows without a
     target, which the run wrote itself, do not say when that was: they give no times.
 
-    :param events: the log
+    :param events: the run's events, oldest first
     :param intervals: the load, `start_s` and `end_s` counted from the run's start
     """
     moves = [event for event in events if event.job == MEMCACHED and event.cores]
@@ -199,8 +199,8 @@ def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
     What the load beside a run has measured, `start_s` and `end_s` counted from the run's start.
 
     :param folder: of the run's records
-    :param until_s: the interval of this moment is waited for, but not much longer than it lasts,
-        and never longer than `LONGEST_WAIT_S`; rows without a target are the run's own, and
+    :param until_s: the interval of this moment [s] is waited for, but not much longer than it
+        lasts, and never longer than `LONGEST_WAIT_S`; rows without a target are the run's own, and
         complete
     :raises InputError: if the load's output cannot be read, or the log does not say when the run
         started
@@ -244,8 +244,8 @@ def content(
 
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
-    :param events: the log
-    :param slo_us: the SLO
+    :param events: the run's events, oldest first
+    :param slo_us: the SLO [µs]
     """
     first_s, last_s = outcome.window_s
     counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]

@@ -53,8 +53,8 @@ def find(folder: StateFolder, hierarchy: Hierarchy | None, docker: str) -> Lefto
     """
     Look for what deployments of a state folder have left; those of another folder are not touched.
 
-    :param folder: theirs
-    :param hierarchy: where control groups are, if any
+    :param folder: the state folder
+    :param hierarchy: how control groups are mounted, if they are
     :param docker: address of the Docker daemon, empty where there is none
     """
     found = Leftovers(processes=_processes(folder.path))
@@ -76,7 +76,10 @@ def end(
     """
     End and remove what was found.
 
-    :param found: see `find`, as the other parameters
+    :param found: what `find` has found
+    :param folder: the state folder
+    :param hierarchy: how control groups are mounted, if they are
+    :param docker: address of the Docker daemon, empty where there is none
     :return: what could not be undone, one line each
     """
     faults = []

@@ -20,9 +20,9 @@ def undo(
     Give memcached its vCPUs back, end what still runs, remove what was made.
 
     :param state: what the loop did
-    :param folder: where its jobs left their proofs
-    :param runtime: who runs the jobs
-    :param hierarchy: where the jobs' control groups are, if any
+    :param folder: the state folder, with the proofs of its jobs
+    :param runtime: runs the jobs
+    :param hierarchy: how control groups are mounted, if they are
     :return: what could not be undone, one line each; nothing if all is as it was
     """
     groups = [

@@ -13,7 +13,11 @@ class OneLineParser(argparse.ArgumentParser):
     """A command line whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
+        """
+        Say what is wrong on one line, and exit with code 2.
+
+        :param message: what is wrong
+        """
         self.exit(2, f"{self.prog}: error: {printable(message)}\n")
 
 
@@ -74,7 +78,7 @@ def require_writable(path: Path | None) -> None:
     """
     Make sure that a file can be written before the work is done that fills it.
 
-    :param path: which; its folder is made if it does not exist. None: nothing is to be written
+    :param path: the file; its folder is made if it does not exist. None: nothing is to be written
     :raises InputError: if it cannot
     """
     if path is None:
@@ -93,7 +97,7 @@ def require_folder(folder: Path) -> None:
     """
     Make sure that files can be made in a folder before the work is done that fills it.
 
-    :param folder: which; it is made if it does not exist
+    :param folder: the folder, made if it does not exist
     :raises InputError: if that is not possible
     """
     try:

@@ -24,7 +24,11 @@ ENV_FOLDER = Path(__file__).resolve().parents[1]
 
 
 def source_fingerprint(folder: Path = ENV_FOLDER) -> str:
-    """Digest of the names and contents of all Python files below `folder`."""
+    """
+    Digest of the names and contents of all Python files below a folder.
+
+    :param folder: the folder
+    """
     digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode())
@@ -117,6 +121,8 @@ def callable_from_kernel(*functions: Callable[..., Any]) -> None:
     Let compiled code call plain functions that the live loop runs uncompiled.
 
     The functions stay what they are, so that the live agent never imports numba.
+
+    :param functions: functions of numbers
     """
     for function in functions:
         register_jitable(function)

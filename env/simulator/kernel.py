@@ -339,31 +339,39 @@ def wake(h, earliest_s):
 
 @compiled
 def start_episode_at(hosts, b, targets):
-    """`start_episode` of host b."""
+    """See `start_episode`; of host b."""
     start_episode(hosts[b], targets)
 
 
 @compiled
 def step_at(hosts, b, rows, targets, edit, gamma, terms):
-    """`step` of host b."""
+    """See `step`; of host b."""
     return step(hosts[b], rows, targets, edit, gamma, terms)
 
 
 @compiled
 def observe_at(hosts, b, rows, row):
-    """`observe` of host b."""
+    """See `observe`; of host b."""
     observe(hosts[b], rows, row)
 
 
 @compiled
 def apply_desired_at(hosts, b, regulator_on):
-    """`apply_desired` on host b."""
+    """See `apply_desired`; on host b."""
     apply_desired(hosts[b], regulator_on)
 
 
 @compiled
 def advance_at(hosts, b, targets, until_s, wake_on_events):
-    """`advance` host b."""
+    """
+    `advance` of host b.
+
+    :param hosts: structured array[B]
+    :param b: index of the host
+    :param targets: float64[n_intervals], the load trace [requests/s]
+    :param until_s: time of the episode to stop at [s]
+    :param wake_on_events: whether what a policy waits for ends the advance early
+    """
     h = hosts[b]
     h.wake_on_events = wake_on_events
     advance(h, targets, until_s)
@@ -371,19 +379,24 @@ def advance_at(hosts, b, targets, until_s, wake_on_events):
 
 @compiled
 def sense_at(hosts, b):
-    """`sense` on host b."""
+    """See `env.simulator.sensing.sense`; on host b."""
     sense(hosts[b])
 
 
 @compiled
 def interval_p95_at(hosts, b):
-    """`interval_p95` of host b."""
+    """See `interval_p95`; of host b."""
     return interval_p95(hosts[b])
 
 
 @compiled
 def over_at(hosts, b):
-    """Whether the episode of host b has ended, completed or cut off."""
+    """
+    Whether the episode of host b has ended, completed or cut off.
+
+    :param hosts: structured array[B]
+    :param b: index of the host
+    """
     return _how_ended(hosts[b]) != 0
 
 
@@ -395,7 +408,7 @@ def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observ
     :param hosts: structured array[B]
     :param rows: int64[n_edits, 7]
     :param targets: float64[B, n_intervals]
-    :param edits: int64[B]
+    :param edits: int64[B], index of each host's edit
     :param gamma: discount for the shaping term
     :param terms: float64[B, 4], receives the reward terms
     :param rewards: float32[B], receives their sums

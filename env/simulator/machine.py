@@ -72,7 +72,7 @@ class Variation:
 
     :param physics: scale of the profile's uncertainty that each episode's parameters are drawn
         from; 0 is the profile as fitted
-    :param interval_s: range that each episode's load interval is drawn from (log-uniform), or
+    :param interval_s: range [s] that each episode's load interval is drawn from (log-uniform), or
         None for the scenario's own
     :param least_load: range of the factor on the load's minimum in each episode (log-uniform), or
         None for the scenario's own minimum; without effect where the scenario lists its targets
@@ -351,7 +351,7 @@ class SimulatedMachine:
         """
         Show p95 and cycles per instruction as somebody wants them, until the episode ends.
 
-        :param window_s: what a reading covers at least; a slower reader's covers all since his
+        :param window_s: what a reading covers at least [s]; a slower reader's covers all since its
             last one. 0 shows nothing
         """
         self.host.probe_window_s = window_s
@@ -428,7 +428,7 @@ class SimulatedMachine:
         """
         Let time pass until `until_s`, the end of the episode at the latest, and sense.
 
-        :param until_s: when the policy decides next
+        :param until_s: time of the policy's next decision [s]
         :param wake: whether a job's end or a load move ends the wait at the next poll
         """
         self.pass_time(until_s, wake)

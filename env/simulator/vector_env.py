@@ -191,15 +191,34 @@ class ColocationVecEnv(VecEnv):
         return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the whole batch."""
+        """
+        Set an attribute of the whole batch.
+
+        :param attr_name: name of the attribute
+        :param value: its value
+        :param indices: of no effect: the machines share their attributes
+        """
         setattr(self, attr_name, value)
 
     def env_method(
         self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
     ) -> list[Any]:
-        """The machines are rows of an array and have no methods."""
+        """
+        Refuse: the machines are rows of an array and have no methods.
+
+        :param method_name: name of the method
+        :param args: of no effect, as `indices` and `kwargs`
+        :param indices: of no effect
+        :param kwargs: of no effect
+        :raises AttributeError: always
+        """
         raise AttributeError(f"ColocationVecEnv has no per-machine method {method_name!r}")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """No machine is wrapped."""
+        """
+        Whether each machine is wrapped: none is.
+
+        :param wrapper_class: of no effect
+        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
+        """
         return [False] * len(list(self._get_indices(indices)))

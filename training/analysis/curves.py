@@ -80,8 +80,8 @@ def saturation_qps(target_qps: FloatArray, achieved_qps: FloatArray) -> float:
     """
     Largest throughput of a sweep, NaN where everything asked for was served.
 
-    :param target_qps: loads asked for
-    :param achieved_qps: loads served, in the same order
+    :param target_qps: loads asked for [requests/s]
+    :param achieved_qps: loads served, in the same order [requests/s]
     """
     if achieved_qps.max() >= SATURATED * target_qps.max():
         return float("nan")
@@ -92,8 +92,8 @@ def knee_qps(qps: FloatArray, p95_us: FloatArray) -> float:
     """
     Load at which p95 is half-way, in logarithms, from its calm level to its plateau.
 
-    :param qps: loads in rising order
-    :param p95_us: p95 at each
+    :param qps: loads in rising order [requests/s]
+    :param p95_us: p95 at each [µs]
     :return: the load, NaN where the curve has no clear knee
     """
     calm = float(np.interp(0.25 * qps[-1], qps, p95_us))
@@ -114,9 +114,9 @@ def slo_qps(qps: FloatArray, p95_us: FloatArray, slo_us: float) -> float:
     """
     Largest load before p95 first passes an SLO, between points by interpolation.
 
-    :param qps: loads in rising order
-    :param p95_us: p95 at each
-    :param slo_us: the objective
+    :param qps: loads in rising order [requests/s]
+    :param p95_us: p95 at each [µs]
+    :param slo_us: the objective [µs]
     :return: the load; the largest measured one if p95 never passes, NaN if it always does
     """
     if p95_us[0] > slo_us:

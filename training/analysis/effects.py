@@ -139,7 +139,7 @@ def analyse(
     """
     Analyse a 2^k r experiment.
 
-    :param factors: k names
+    :param factors: names of the k factors
     :param responses: float[2^k, r] with r of at least 2; in row i, factor j is at its upper level
         if bit j of i is set
     :param confidence: level of the intervals
@@ -195,8 +195,8 @@ def from_table(table: pd.DataFrame, factors: Sequence[str], response: str) -> Fl
     Combinations with more repetitions than others lose the surplus ones, last first.
 
     :param table: has a column for each factor, with two values each, and the response
-    :param factors: columns
-    :param response: column
+    :param factors: names of their columns
+    :param response: name of its column
     :raises InputError: one line that names the column or combination at fault
     """
     for column in (*factors, response):

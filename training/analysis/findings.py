@@ -50,7 +50,7 @@ def knees(points: pd.DataFrame, slo_us: float) -> pd.DataFrame:
     Calm level, knee, saturation and load within the SLO of each curve.
 
     :param points: what `curves` made
-    :param slo_us: the objective
+    :param slo_us: the objective [µs]
     """
     rows = []
     for key, curve in points.groupby(list(CURVE), sort=True):
@@ -76,7 +76,7 @@ def breaches(points: pd.DataFrame, loads: Sequence[float], slo_us: float) -> pd.
 
     :param points: what `curves` made
     :param loads: targets that were measured
-    :param slo_us: the objective
+    :param slo_us: the objective [µs]
     :return: per curve and load: p95_us, p95_us_ci, served (whether the load was), breaks
     """
     chosen = points[points["target_qps"].isin(loads)].copy()

@@ -35,8 +35,8 @@ class Steady:
     """
     A queue in its steady state.
 
-    :param throughput: [1/s]
-    :param response_s: mean time from arrival to departure
+    :param throughput: departures [1/s]
+    :param response_s: mean time from arrival to departure [s]
     :param utilisation: of each server
     :param waiting: probability that an arrival has to wait
     :param in_system: mean number of requests, waiting or served
@@ -54,7 +54,7 @@ def erlang_c(load: float, servers: int) -> float:
     Probability that an arrival at M/M/m finds every server busy (Erlang's C formula).
 
     :param load: arrival rate x service time, under `servers`
-    :param servers: m
+    :param servers: number of servers m
     """
     blocking = 1.0  # Erlang's B formula, by its recursion over servers
     for n in range(1, servers + 1):
@@ -66,8 +66,8 @@ def mmm(arrival: float, service_s: float, servers: int = 1) -> Steady:
     """
     M/M/m: Poisson arrivals, exponential service, one queue (Jain, boxes 31.1 and 31.2).
 
-    :param arrival: [1/s]
-    :param service_s: mean service time
+    :param arrival: arrivals [1/s]
+    :param service_s: mean service time [s]
     :param servers: m; 1 gives M/M/1
     :raises ValueError: if more arrives than can be served: there is no steady state
     """
@@ -135,7 +135,7 @@ class Point:
 
     :param offered: rate asked for [1/s]; in a closed loop nothing asks: infinite
     :param throughput: rate served [1/s]
-    :param response_s: mean response time
+    :param response_s: mean response time [s]
     :param in_flight: requests in flight at most: the customers of a closed loop
     :param utilisation: of memcached's servers together, 0 to 1; NaN if not measured
     """
@@ -166,9 +166,9 @@ class OpenModel:
     """
     M/M/m behind a constant delay (network, kernel and client, where nobody waits).
 
-    :param servers: m
-    :param service_s: fitted
-    :param delay_s: fitted
+    :param servers: number of servers m
+    :param service_s: fitted mean service time [s]
+    :param delay_s: fitted fixed delay [s]
     """
 
     servers: int
@@ -208,8 +208,8 @@ class ClosedModel:
     makes it send that rate, and not at all where the rate cannot be reached.
 
     :param servers: memcached's m
-    :param service_s: fitted
-    :param delay_s: fitted
+    :param service_s: fitted mean service time [s]
+    :param delay_s: fitted fixed delay [s]
     """
 
     servers: int
@@ -255,7 +255,7 @@ def fit_open(points: Sequence[Point], servers: int) -> OpenModel:
     M/M/m with a constant delay, fitted to the response times below saturation.
 
     :param points: a sweep with at least three points below saturation
-    :param servers: m
+    :param servers: number of servers m
     :raises ValueError: if there are fewer
     """
     calm = [point for point in points if not point.saturated and math.isfinite(point.offered)]

@@ -134,7 +134,7 @@ def plot_latency(
 
     :param points: averaged points (`training.analysis.findings.curves`)
     :param by: the column that tells lines apart
-    :param slo_us: drawn as a line, where p95 is
+    :param slo_us: drawn as a line where p95 is [µs]
     :param title: of the picture
     :param path: the picture to write (.png)
     :param panels: what is drawn, in rows of two

@@ -113,7 +113,7 @@ def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
     """
     Predicted duration [s] of every sample, each with its logged neighbours.
 
-    :param states: who ran beside whom, and for how long
+    :param states: which jobs ran together, and for how long
     :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`
     :param host: host parameters in the order of `HOST_FIELDS`
     """
@@ -242,7 +242,7 @@ def fit_jobs(
     """
     Fit all parameters to states and scaling tables.
 
-    :param states: who ran beside whom, and for how long
+    :param states: which jobs ran together, and for how long
     :param scaling: run times alone, by thread count
     :param start: the fit to begin at; a bootstrap sample begins at the full fit
     :param group_weights: weight of each group's squared residuals, 1 if not given

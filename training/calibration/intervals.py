@@ -148,7 +148,7 @@ def cut_intervals(
 
     :param runs: runs whose memcached moves are logged
     :param vms: name of each run's VM
-    :param slo_us: the latency objective of their year
+    :param slo_us: the latency objective of their year [µs]
     :param pressure: memory pressure per vCPU in use of each job
     """
     vm_names = tuple(dict.fromkeys(vms))

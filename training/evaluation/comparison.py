@@ -167,7 +167,7 @@ def default_policies(scenario: Scenario) -> list[str]:
     What cannot run the scenario (a network for other actions, a plan for other jobs) is left out
     and named on stderr.
 
-    :param scenario: whose own checkpoint is taken before `best.zip`
+    :param scenario: its own checkpoint is taken before `best.zip`
     :raises InputError: if nothing is left
     """
     paths = (f"checkpoints/{scenario.name}.zip", "checkpoints/best.zip")
@@ -191,7 +191,7 @@ def range_of(
     """
     The range an option gives.
 
-    :param option: its name
+    :param option: name of the option
     :param given: its two numbers, or None where it was not given
     :param largest: what its second number may be at most
     :raises InputError: if they are no range of positive numbers
@@ -214,7 +214,7 @@ def plot(recorder: TimelineRecorder, name: str, run: Run, profile: Profile, fold
     :param name: the policy's name
     :param run: its figures
     :param profile: the fitted parameters behind it
-    :param folder: where the picture goes
+    :param folder: folder of the picture
     :raises InputError: if that cannot be written
     """
     from training.evaluation.plots import plot_run  # matplotlib takes its time

@@ -126,7 +126,7 @@ def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
     Intervals of 9 to 11 s whose load is less than a third of the one before.
 
     :param intervals: of logged runs
-    :param lag_s: how long the old load would last if it moved after the interval's beginning
+    :param lag_s: how long the old load would last if it moved after the interval's beginning [s]
     :return: quartiles of the load served over the target, measured, and as the lag would have it
     """
     own = intervals.sort_values(["run", "i"])

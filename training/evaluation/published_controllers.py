@@ -50,8 +50,8 @@ class Case:
     :param policy: as shipped
     :param scenario: the course's year
     :param interval_s: load interval [s]
-    :param makespan_s: measured, mean over its runs
-    :param makespan_sd_s: standard deviation over its runs; 0 where only a mean is known
+    :param makespan_s: measured, mean over its runs [s]
+    :param makespan_sd_s: standard deviation over its runs [s]; 0 where only a mean is known
     :param violation_ratio: measured, mean over its runs
     :param source: the group that published it, and the number of its runs
     :param vms: the VMs it ran on, by their names in the profile; none where that does not know them
@@ -132,7 +132,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     The case in the simulator, on the profile as it is.
 
     :param case: the published result to reproduce
-    :param episodes: runs
+    :param episodes: number of runs
     :param entropy: what is random follows from it
     """
     scenario = load_scenario(PRM_SCENARIO)

@@ -48,7 +48,7 @@ class Schedule:
         (bit mask) and weight, and both once `late` jobs or fewer are unfinished
     :param order: int64[J], in which jobs that may start do so; a job waits for earlier ones only
     :param late: number of jobs
-    :param threshold_qps: load above which memcached holds its largest set
+    :param threshold_qps: load above which memcached holds its largest set [requests/s]
     """
 
     jobs: IntArray
@@ -104,7 +104,7 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
 
 @compiled
 def run_schedule_at(hosts, b, targets, jobs, order, late, threshold_qps, least, most):
-    """`run_schedule` on host b."""
+    """See `run_schedule`; on host b."""
     run_schedule(hosts[b], targets, jobs, order, late, threshold_qps, least, most)
 
 

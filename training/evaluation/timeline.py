@@ -43,7 +43,7 @@ class Recording:
     :param intervals: measurement intervals that have ended
     :param service: when memcached's vCPUs changed, and to what
     :param jobs: each job's spans, running or paused
-    :param end_s: when the last job ended
+    :param end_s: end of the last job [s]
     """
 
     intervals: list[Interval] = field(default_factory=list)
@@ -76,7 +76,7 @@ class TimelineRecorder:
         Let time pass as `SimulatedMachine.advance` does, and write down what happened.
 
         :param machine: the machine to advance and record
-        :param until_s: when the policy decides next
+        :param until_s: time of the policy's next decision [s]
         :param wakes: whether events end the wait
         """
         host = machine.host
@@ -142,8 +142,8 @@ def mark(marks: Marks[T], now_s: float, lands_s: float, value: T) -> None:
     Append a change that is under way, in place of an earlier one that has not landed yet.
 
     :param marks: changes so far, in order of time
-    :param now_s: the time now
-    :param lands_s: when it takes effect, infinite if none is under way
+    :param now_s: now [s]
+    :param lands_s: when it takes effect [s], infinite if none is under way
     :param value: what holds from then on
     """
     if not math.isfinite(lands_s):

@@ -42,7 +42,7 @@ class Demonstrations:
 
         :param schedule: what the expert follows
         :param rng: says when an edit is drawn at random
-        :param student: who plays one half
+        :param student: plays one half
         """
         environments, imitation = self.environments, self.imitation
         factory, half = environments.factory, environments.num_envs // 2

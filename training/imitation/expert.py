@@ -58,7 +58,7 @@ def expert_edit(
     :param jobs: the schedule's, as the next three
     :param order: in which jobs that may start do so
     :param late: the jobs' last places are for when so many are unfinished, or fewer
-    :param threshold_qps: load above which memcached holds its refuge
+    :param threshold_qps: load above which memcached holds its refuge [requests/s]
     :param least: memcached's smallest set, a bit mask as the next two
     :param most: its refuge
     :param overflow: its largest set
@@ -113,7 +113,7 @@ def expert_edit(
 def expert_edits(
     hosts, rows, jobs, order, late, threshold_qps, least, most, overflow, release, unprobed, edits
 ):
-    """`expert_edit` of each of B hosts, into int64[B]."""
+    """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
         edits[b] = expert_edit(
             hosts[b], rows, jobs, order, late, threshold_qps, least, most, overflow, release,

@@ -30,7 +30,7 @@ def imitate(
     Fit a fresh model to an expert, round by round.
 
     :param model: what learns
-    :param environments: where the expert demonstrates, and the model tries
+    :param environments: the machines that the expert demonstrates on, and the model tries
     :param schedule: what the expert follows
     :param seed: of the expert's slips and the order of the minibatches
     :param imitation: how long, and with which hyperparameters

@@ -78,7 +78,7 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     Start, move, weigh, pause and resume a job, many times.
 
     :param testbed: the testbed to measure on
-    :param runtime: who runs the job
+    :param runtime: runs the job
     :param watch: takes the times
     :raises RuntimeUnavailableError: if it cannot be reached
     :raises JobFailedError: if it cannot start the job
@@ -148,7 +148,7 @@ def sensor_noise(
     :param testbed: the testbed to measure on
     :param server: a running memcached
     :param cores: its vCPUs
-    :param load_qps: the load
+    :param load_qps: the load [requests/s]
     """
     pin(server.pid, cores)
     length_s = NOISE_WINDOWS * NOISE_WINDOW_S + 2.0 * SETTLE_S

@@ -62,8 +62,8 @@ class CampaignPlan:
     :param name: of the mode
     :param timing: of a load level
     :param rounds: of everything at least, and of a point that is not known at most
-    :param limit_s: no round is added to the least ones after so much time
-    :param job_limit_s: a job that takes longer is not measured
+    :param limit_s: no round is added to the least ones after so much time [s]
+    :param job_limit_s: a job that takes longer [s] is not measured
     :param sources: pressure sources
     :param thread_counts: of memcached; empty for the scenario's own
     :param pairs: whether jobs are measured beside each other
@@ -186,7 +186,7 @@ class Store:
         :param name: of the table
         :param key: what the round is of
         :param rows: its rows
-        :param took_s: how long it took
+        :param took_s: how long it took [s]
         """
         old = self.table(name)
         number = int(old.loc[old["what"] == key, "rep"].nunique())
@@ -204,7 +204,7 @@ class Task:
     Something to measure, in rounds.
 
     :param table: name of the table that receives its rows
-    :param key: names it
+    :param key: name of the task
     :param point: the column that tells its points apart
     :param points: their values
     :param response: the column that is to be known

@@ -35,7 +35,7 @@ class Counters:
     """
     What adds up over time, at one moment.
 
-    :param time_s: the moment, on the monotonic clock
+    :param time_s: the moment, on the monotonic clock [s]
     :param requests: served by memcached
     :param service_s: CPU seconds of memcached
     :param beside_s: CPU seconds of what runs beside it
@@ -64,7 +64,7 @@ def latency_row(
     A row of the latency table.
 
     :param target: load asked for [1/s]
-    :param latencies_s: what the probe saw
+    :param latencies_s: what the probe saw [s]
     :param before: reading at the beginning
     :param after: reading at the end
     :param cores: memcached's vCPUs

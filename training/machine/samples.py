@@ -20,7 +20,7 @@ def shortened(job: Job, part: float, threads: int) -> tuple[Job, float]:
 
     :param job: a stress-ng job with a number of operations in all (`--matrix-ops 1000`)
     :param part: of the operations
-    :param threads: which share them evenly: each does the same number, and one at least
+    :param threads: number of threads; each does the same number of them, and one at least
     :return: the job and the part it really does; the whole job if its command says no number
     """
     command = list(job.command)
@@ -49,7 +49,7 @@ def choose_part(
     :param job: the job to time
     :param threads: its thread count
     :param cores: its vCPUs
-    :param limit_s: a run is ended after this time
+    :param limit_s: a run is ended after this time [s]
     :return: part of the job, and the time that each run takes whatever the part [s]
     """
     cut, part = shortened(job, FIRST_PART, threads)

@@ -75,8 +75,8 @@ class Timing:
     """
     How long a point is measured.
 
-    :param step_s: length of a load level
-    :param warm_s: cut from its start
+    :param step_s: length of a load level [s]
+    :param warm_s: cut from its start [s]
     """
 
     step_s: float
@@ -239,7 +239,7 @@ class Testbed:
 
         :param server: a running one
         :param targets: loads in rising order: past saturation the client has a backlog to send
-        :param timing: of each
+        :param timing: of each load level
         :param cores: memcached's vCPUs
         :param neighbour: what runs beside it
         :param connections: of the load
@@ -385,7 +385,7 @@ class Testbed:
         """
         Share of the machine's CPU that other processes use.
 
-        :param window_s: how long to look
+        :param window_s: how long to look [s]
         """
         before, own = self.clock.read(), self._outer.cpu_s() + time.process_time()
         begun_s = time.monotonic()

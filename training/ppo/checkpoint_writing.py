@@ -65,7 +65,7 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
     Write a checkpoint so that a crash or a full disk never leaves half of one behind.
 
     :param model: the trained model
-    :param path: where to; an older checkpoint there is replaced in one step
+    :param path: the file; an older checkpoint there is replaced in one step
     :param metadata: see `describe`
     :raises OSError: if it cannot be written; what was there before is untouched
     """

@@ -48,7 +48,11 @@ class ReluNetwork:
         self._slopes = [torch.empty(n_rows, layer.in_features) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32[B, n_inputs] to float32[B, n_outputs]."""
+        """
+        The last layer's outputs, float32[B, n_outputs].
+
+        :param x: float32[B, n_inputs]
+        """
         n_rows = len(x)
         self.inputs = [x]
         for (weight, bias), output in zip(self.layers[:-1], self._outputs[:-1], strict=True):
@@ -78,7 +82,7 @@ class ActorCritic:
     """
     A policy's two networks and their gradient; one thread uses it at a time.
 
-    :param policy: whose weights are used
+    :param policy: holds the weights
     :param n_rows: the most rows of an input
     """
 
@@ -90,7 +94,11 @@ class ActorCritic:
         self.critic = ReluNetwork(critic, n_rows)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits float32[B, A], not yet masked, and values float32[B, 1]."""
+        """
+        Logits float32[B, A], not yet masked, and values float32[B, 1].
+
+        :param observations: float32[B, n_features + A]
+        """
         features = observations[:, : self.n_features]
         return self.actor.forward(features), self.critic.forward(features)
 

@@ -48,8 +48,8 @@ def live_environment(
 
     :param scenario: a shipped scenario's name, a YAML file, or a `Scenario`
     :param gamma: the trainer's discount, for the shaping term
-    :param memcached: where it listens, HOST:PORT
-    :param runtime: who runs the jobs, docker or process
+    :param memcached: its address, HOST:PORT
+    :param runtime: of the jobs: docker or process
     :param docker: address of the Docker daemon; the environment's own if none is given
     :param privileged: whether containers get Docker's default rights
     :param state: folder of what `deploy.py --restore` needs; the same as its own if none is given
@@ -145,7 +145,7 @@ class LiveRecord(BaseCallback):
 
     :param scenario: the problem
     :param recipe: how it is trained
-    :param folder: where `last.zip` goes
+    :param folder: folder of `last.zip`
     """
 
     def __init__(self, scenario: Scenario, recipe: Recipe, folder: Path):

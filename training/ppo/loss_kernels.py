@@ -149,7 +149,7 @@ def masked_log_probs(  # type: ignore[no-untyped-def]
 
     :param logits: float32[B, A]
     :param observations: float32[B, n_features + A]
-    :param actions: int64[B]
+    :param actions: int64[B], index of each action taken
     :param probabilities: float32[B, A], receives those of all actions
     :param offsets: float32[B], receives logit - log-probability
     :param log_probs: float32[B], receives those of the actions

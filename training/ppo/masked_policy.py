@@ -40,7 +40,11 @@ class FeaturesWithoutMask(BaseFeaturesExtractor):
         super().__init__(observation_space, observation_space.shape[0] - n_actions)
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        """float32[B, n_features + n_actions] to float32[B, n_features]."""
+        """
+        The features, float32[B, n_features].
+
+        :param observations: float32[B, n_features + n_actions]
+        """
         return observations[:, : self.features_dim]
 
 
@@ -51,7 +55,14 @@ class MaskedLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, observations: torch.Tensor, actions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32[B, A], float32[B, n_features + A] and int64[B] to two float32[B]."""
+        """
+        The actions' log-probabilities and the distributions' entropies, each float32[B].
+
+        :param ctx: torch's, keeps what `backward` needs
+        :param logits: float32[B, A]
+        :param observations: float32[B, n_features + A], with the mask at the end
+        :param actions: int64[B]
+        """
         probabilities = torch.empty_like(logits)
         offsets, log_probs, entropies = torch.empty(3, len(logits)).unbind()
         given = (logits, observations, actions)
@@ -64,7 +75,13 @@ class MaskedLogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, by_log_probs: torch.Tensor, by_entropies: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
-        """From the slopes by both results, float32[B], to those by the logits."""
+        """
+        The loss's slopes by the logits, float32[B, A]; the other inputs have none.
+
+        :param ctx: torch's, with what `forward` has kept
+        :param by_log_probs: float32[B], the loss's slopes by the log-probabilities
+        :param by_entropies: float32[B], by the entropies
+        """
         slopes = torch.empty_like(ctx.saved_tensors[0])
         by_results = (by_log_probs.contiguous(), by_entropies.contiguous())
         given = (*ctx.saved_tensors, *by_results, slopes)
@@ -73,7 +90,14 @@ class MaskedLogProbs(torch.autograd.Function):
 
 
 class MaskedActorCriticPolicy(ActorCriticPolicy):
-    """Stable-Baselines3's actor-critic over `Discrete` actions, with the mask applied."""
+    """
+    Stable-Baselines3's actor-critic over `Discrete` actions, with the mask applied.
+
+    :param observation_space: Box of n_features + n_actions
+    :param action_space: n_actions
+    :param args: Stable-Baselines3's own, as `kwargs`
+    :param kwargs: but for the features and the optimizer, which are set here
+    """
 
     def __init__(
         self,
@@ -93,7 +117,12 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
     def forward(
         self, obs: torch.Tensor, deterministic: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Actions, values and log-probabilities, without gradients."""
+        """
+        Actions int64[B], values float32[B, 1] and log-probabilities float32[B], without gradients.
+
+        :param obs: float32[B, n_features + n_actions]
+        :param deterministic: take each state's likeliest action and draw none
+        """
         if deterministic:
             actions = self.get_distribution(obs).mode()
             return actions, *self.evaluate_actions(obs, actions)[:2]
@@ -108,14 +137,23 @@ class MaskedActorCriticPolicy(ActorCriticPolicy):
     def evaluate_actions(
         self, obs: PyTorchObs, actions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Values, log-probabilities and entropy of given actions."""
+        """
+        Values float32[B, 1], log-probabilities and entropies float32[B] of given actions.
+
+        :param obs: float32[B, n_features + n_actions]
+        :param actions: int64[B]
+        """
         assert isinstance(obs, torch.Tensor)
         latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
         log_probs, entropies = MaskedLogProbs.apply(self.action_net(latent_pi), obs, actions)
         return self.value_net(latent_vf), log_probs, entropies
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
-        """The distribution over actions."""
+        """
+        The distribution over actions.
+
+        :param obs: float32[B, n_features + n_actions]
+        """
         assert isinstance(obs, torch.Tensor)
         features = self.extract_features(obs)
         assert isinstance(features, torch.Tensor)

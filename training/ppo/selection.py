@@ -39,10 +39,10 @@ class Score:
     Smaller is better: fewest violations, unless they are few enough; then the least cost.
 
     :param excess: violation ratio, 0 where it is acceptable
-    :param cost_s: mean makespan, and at the reward's price what is violated on varied traces,
+    :param cost_s: mean makespan [s], and at the reward's price what is violated on varied traces,
         unless that is acceptable. On a slow enough machine no policy holds the SLO: to ask for the
         fewest violations there, whatever they cost, would choose policies that are slow everywhere
-    :param makespan_s: mean makespan
+    :param makespan_s: mean makespan [s]
     :param violation_ratio: mean over the selection traces
     :param completed: share of the episodes whose jobs got done
     :param varied_violation_ratio: mean over the same traces with drawn physics and intervals
