@@ -364,20 +364,32 @@ def profile_hash(profile: str) -> str:
 
 
 def _read_profile(profile: str) -> tuple[dict[str, float], str]:
-    path = Path(profile)
-    if not is_profile_file(profile):
-        path = PROFILE_FOLDER / f"{profile}.yaml"
-        known = profile_names()
-        if profile not in known:
-            raise ValueError(
-                f"profile: unknown profile {profile}; known: {', '.join(known)} (or a YAML file)"
-            )
+    """What the live side needs of a profile, without the compiler that the physics needs."""
     try:
+        path = profile_path(profile)
         return _profile_in(path, path.stat().st_mtime_ns)
     except InputError as error:
         raise ValueError(f"profile: {error}") from error
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"profile: {path}: cannot be read as a profile") from error
+
+
+def profile_path(profile: str) -> Path:
+    """
+    The file of a profile.
+
+    :param profile: a shipped profile's name, or a YAML file
+    :raises InputError: naming the shipped ones, if none has that name
+    """
+    if is_profile_file(profile):
+        return Path(profile)
+    known = profile_names()
+    if profile not in known:
+        raise InputError(
+            f"unknown profile {profile!r}; known profiles: {', '.join(known)} "
+            "(or the path of a .yaml file)"
+        )
+    return PROFILE_FOLDER / f"{profile}.yaml"
 
 
 def is_profile_file(profile: str) -> bool:

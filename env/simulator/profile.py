@@ -22,6 +22,7 @@ from env.inputs.yaml_files import read_yaml
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS, NEUTRAL_COSTS
 from env.physics.service import SERVICE_FIELDS
+from env.scenario import profile_path
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -35,8 +36,6 @@ LIMITS = {
     "client_cpu": (0.0, 1.0),
     "client_exponent": (0.0, 1.0),
 }
-
-BUILT_IN = Path(__file__).with_name("profiles")
 
 
 class Parameter(BaseModel):
@@ -207,17 +206,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     Read a profile.
 
-    :param name_or_path: a built-in profile's name, or the path of a YAML file
+    :param name_or_path: a shipped profile's name, or the path of a YAML file
     :raises InputError: one line that names the file, the field and what is allowed
     """
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = BUILT_IN / f"{name_or_path}.yaml"
-        if not path.is_file():
-            raise InputError(
-                f"unknown profile {str(name_or_path)!r}; known profiles: "
-                f"{', '.join(profile_names())} (or the path of a .yaml file)"
-            )
+    path = profile_path(str(name_or_path))
     content = read_yaml(path, "a profile")
     if not isinstance(content, dict):
         raise InputError(f"{path}: must be a mapping with {', '.join(Profile.model_fields)}")
@@ -262,11 +254,6 @@ def content_hash(profile: Profile) -> str:
 def _empty(profile: Profile) -> set[str]:
     """Sections that came later than the first profiles, whose hashes they must not change."""
     return {name for name in ("costs", "background") if not getattr(profile, name)}
-
-
-def profile_names() -> tuple[str, ...]:
-    """Names of the built-in profiles."""
-    return tuple(sorted(path.stem for path in BUILT_IN.glob("*.yaml")))
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, require_writable
-from env.simulator.profile import Profile
+from env.simulator.profile import Profile, load_profile
 from training.calibration.logs.course import DEFAULT_SLO_US, JOBS, SLO_US
 from training.calibration.logs.run_logs import read_runs
 from training.calibration.logs.traces import RunTrace
@@ -25,7 +25,6 @@ from training.calibration.replay import Replay, replay
 from training.calibration.run_parameters import KnownVms, left_out_physics, profile_physics
 from training.calibration.scores import Tally
 from training.outputs import write_json
-from training.profiles import read_profile
 
 
 def validate(
@@ -141,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_on_bad_input():
         for path in (given.json, given.plots and given.plots / "durations.png"):
             require_writable(path)
-        profile = read_profile(given.profile)
+        profile = load_profile(given.profile)
         report = validate(given.data, profile, given.cross_validate, given.plots, console)
         write_json(report, given.json)
     for what in ("job_duration", "makespan", "p95", "violations"):

@@ -26,13 +26,12 @@ from env.inputs.commandline import OneLineParser, number, require_writable, whol
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
-from env.simulator.profile import Profile
+from env.simulator.profile import Profile, load_profile
 from training.evaluation.episodes import Run, repeats_of, run_episode, starts_from
 from training.evaluation.figures import profile_report, report, show
 from training.evaluation.schedule_search import EVALUATIONS
 from training.evaluation.timeline import TimelineRecorder
 from training.outputs import write_json
-from training.profiles import read_profile
 
 REFERENCES = ("sequential", "concurrent", "threshold-groups")
 
@@ -115,7 +114,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     for policy in policies:
         policy.reset(scenario)
         agents.warn(policy, scenario)
-    profile = read_profile(arguments.profile or scenario.profile)
+    profile = load_profile(arguments.profile or scenario.profile)
     if arguments.error >= 1.0:
         raise InputError(f"--error: must be below 1, not {arguments.error:g}")
     variation = Variation(

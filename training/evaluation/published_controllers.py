@@ -23,12 +23,11 @@ from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
-from env.simulator.profile import Profile
+from env.simulator.profile import Profile, load_profile
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run, repeats_of, run_episodes
 from training.evaluation.figures import fit_errors, profile_report
 from training.outputs import write_json
-from training.profiles import read_profile
 from training.statistics import mean_and_ci95
 
 OFFICIAL_TRACE = {"cca-2025": 2333, "cca-2024": 3274}
@@ -136,7 +135,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     :param entropy: what is random follows from it
     """
     scenario = load_scenario(PRM_SCENARIO)
-    profile = read_profile(scenario.profile)
+    profile = load_profile(scenario.profile)
     starts = repeats_of(1, entropy, episodes)
     runs = run_episodes(
         agents.make(case.policy), EpisodeFactory(scenario, profile), starts, regulated=False
@@ -169,7 +168,7 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     scenario = load_scenario(case.scenario).with_changes(
         load={"interval_s": case.interval_s}, delays={"docker_moves": True}
     )
-    profile = read_profile(scenario.profile)
+    profile = load_profile(scenario.profile)
     policy = agents.make(case.policy)
     starts = repeats_of(OFFICIAL_TRACE[case.scenario], entropy, episodes)
     vms = [profile.on_vm(name) for name in case.vms] or [profile]

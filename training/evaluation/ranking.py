@@ -30,12 +30,12 @@ from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
+from env.simulator.profile import load_profile
 from training.evaluation.bound import bound_report
 from training.evaluation.episodes import run_episodes, starts_from
 from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
 from training.outputs import write_json
 from training.palette import PALETTE
-from training.profiles import read_profile
 
 CHECKPOINT = Path("checkpoints/best.zip")
 SCENARIOS = ("cca-2025", "cca-2024")
@@ -79,7 +79,7 @@ def factory_of(name: str, interval_s: float) -> EpisodeFactory:
     :param interval_s: [s]
     """
     scenario = scenario_of(name, interval_s)
-    return EpisodeFactory(scenario, read_profile(scenario.profile))
+    return EpisodeFactory(scenario, load_profile(scenario.profile))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def boards(
         {
             "scenario": scenario,
             "interval_s": interval_s,
-            "profile": profile_report(read_profile(scenario_of(scenario, interval_s).profile)),
+            "profile": profile_report(load_profile(scenario_of(scenario, interval_s).profile)),
             "policies": sorted(entries, key=_rank),
         }
         | ({"bound": best[scenario, interval_s]} if (scenario, interval_s) in best else {})

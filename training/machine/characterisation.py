@@ -36,7 +36,7 @@ from deploy.linux.signals import interrupt_on_stop
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, number
 from env.scenario import Scenario, load_scenario
-from env.simulator.profile import Background
+from env.simulator.profile import Background, load_profile
 from training.analysis.findings import job_times
 from training.machine import experiment, preflight, published
 from training.machine.fit_machine import fit_machine, write_profile
@@ -44,7 +44,6 @@ from training.machine.fit_pairs import fit_pairs
 from training.machine.machine_report import Measured, write_report
 from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store
 from training.machine.testbed import Testbed, open_testbed
-from training.profiles import read_profile
 
 
 def parser() -> OneLineParser:
@@ -107,7 +106,7 @@ def characterise(
         (`training.machine.machine_report.summarise`)
     :raises InputError: if the machine or the folder cannot be used, or a measurement failed
     """
-    base = read_profile(scenario.profile)
+    base = load_profile(scenario.profile)
     preflight.require(scenario)
     experiment.require(mode.factors, scenario)
     purpose = {

@@ -7,13 +7,12 @@ import yaml
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
+from env.scenario import PROFILE_FOLDER, profile_names
 from env.simulator.profile import (
-    BUILT_IN,
     Background,
     Parameter,
     content_hash,
     load_profile,
-    profile_names,
     save_profile,
 )
 
@@ -49,7 +48,7 @@ def test_unknown_names_list_the_known_ones():
         load_profile("cca-1999")
     with pytest.raises(ValueError, match=r"no job 'doom'; known jobs: blackscholes"):
         load_profile("cca-2025").job_array(("doom",))
-    assert profile_names() == ("cca-2024", "cca-2025", "local", "prm-2020")
+    assert profile_names() == ["cca-2024", "cca-2025", "local", "prm-2020"]
 
 
 def test_saving_is_reproducible(tmp_path):
@@ -81,8 +80,8 @@ def test_a_profile_may_say_how_background_work_yielded(tmp_path):
 
 
 def broken(tmp_path, change, keep_hash=False):
-    """A copy of a built-in profile, changed in place."""
-    content = yaml.safe_load((BUILT_IN / "cca-2025.yaml").read_text())
+    """A copy of a shipped profile, changed in place."""
+    content = yaml.safe_load((PROFILE_FOLDER / "cca-2025.yaml").read_text())
     change(content)
     if not keep_hash:
         content["hash"] = ""
