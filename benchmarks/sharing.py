@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.engines.memcached import Memcached
-from deploy.linux.cgroups import IDLE, LEAST_WEIGHT
+from deploy.linux.cgroups import IDLE_FILE, LEAST_WEIGHT
 from deploy.linux.sensors import StatsConnection, ThreadClock
 from deploy.linux.service_process import identify
 from deploy.linux.signals import interrupt_on_stop
@@ -368,7 +368,7 @@ def run(plan: Plan) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-")))
         bench = stack.enter_context(open_testbed(folder / "work", despite_load=True))
         mechanism = bench.background
-        modes = [mode for mode in MODES if mode != "idle" or mechanism == IDLE]
+        modes = [mode for mode in MODES if mode != "idle" or mechanism == IDLE_FILE]
         foreign = bench.foreign_share()
         print(f"Linux {platform.release()}; in the background deployments use {mechanism}")
         if foreign > FOREIGN_LIMIT:

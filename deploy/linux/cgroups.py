@@ -30,7 +30,7 @@ DEFAULT_WEIGHT = {1: 1024, 2: 100}
 LEAST_WEIGHT = {1: 2, 2: 1}
 """The kernel's minimum: a job's in the background where groups cannot be idle."""
 
-IDLE = "cpu.idle"
+IDLE_FILE = "cpu.idle"
 """The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
 QUOTA_PERIOD_US = 100_000
@@ -157,7 +157,7 @@ class JobGroup:
     @property
     def background(self) -> str:
         """The file that puts the group into the background on this kernel."""
-        return IDLE if self._idle_file.exists() else self.weight_file.name
+        return IDLE_FILE if self._idle_file.exists() else self.weight_file.name
 
     def set_weight(self, weight: Weight) -> None:
         """
@@ -194,7 +194,7 @@ class JobGroup:
 
     @property
     def _idle_file(self) -> Path:
-        return self.hierarchy.folder(self.path) / IDLE
+        return self.hierarchy.folder(self.path) / IDLE_FILE
 
     def join(self, pid: int) -> None:
         """
@@ -268,7 +268,7 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
     """
     service = hierarchy.group_of(service_pid)
     if is_idle(hierarchy, service):
-        raise InputError(f"memcached's control group {service} is idle: write 0 to its {IDLE}")
+        raise InputError(f"memcached's control group {service} is idle: write 0 to its {IDLE_FILE}")
     # Tasks of the root group compete with the groups below it, each task like a group.
     weight = DEFAULT_WEIGHT[hierarchy.version]
     if service != PurePosixPath("/"):
@@ -294,7 +294,7 @@ def is_idle(hierarchy: Hierarchy, group: PurePosixPath) -> bool:
     :param group: path of the group
     """
     with contextlib.suppress(FileNotFoundError):  # older kernels, and version 2's root group
-        return (hierarchy.folder(group) / IDLE).read_text(encoding="utf-8").strip() == "1"
+        return (hierarchy.folder(group) / IDLE_FILE).read_text(encoding="utf-8").strip() == "1"
     return False
 
 

@@ -38,7 +38,7 @@ THREADS_EVERY_S = 1.0
 RECONNECT_S = 0.2
 """How often a lost connection is tried again."""
 
-SILENCE_S = 2.0
+ANSWER_LIMIT_S = 2.0
 """A connection that owes an answer for so long is given up."""
 
 LONGEST_ANSWER = 64 << 10
@@ -198,7 +198,7 @@ class StatsConnection:
             self._connect(now_s)
         elif self._asked_s is None:
             self._send(now_s)
-        elif now_s - self._asked_s > SILENCE_S:
+        elif now_s - self._asked_s > ANSWER_LIMIT_S:
             self.close()
 
     def receive(self, patience_s: float = 0.0) -> Requests | None:

@@ -10,7 +10,7 @@ nobody who competes with memcached is on its vCPUs.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.jobs.job_run import JobContext, JobRun
@@ -20,7 +20,7 @@ from deploy.linux.cgroups import JobGroup
 from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
-from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.allocation import Allocation, JobState, Weight
 from env.scenario import Scenario
 
 SAVE_EVERY_S = 1.0
@@ -185,18 +185,6 @@ class Actuator:
         for run in self.jobs.values():
             run.forget_written()
 
-    def in_force(self) -> Allocation:
-        """
-        What the machine really holds, read back.
-
-        :raises OSError: if memcached or a job has gone away
-        """
-        cores = self._service_wanted
-        if self._service is not None:
-            threads = service_process.affinities(self._service.pid).values()
-            cores = tuple(sorted(set().union(*threads)))
-        return Allocation(cores, self._jobs_in_force())
-
     def close(self) -> None:
         """
         Let the worker finish its present call, and nothing more; close what was kept open.
@@ -243,24 +231,6 @@ class Actuator:
         if slack or first.removes_next or now_s >= self._held_from_s + LONGEST_HOLD_S:
             self._in_turn, self._turn_from_s = first, now_s
             first.take_turn(now_s)
-
-    def _jobs_in_force(self) -> Mapping[str, JobAllocation]:
-        found = {}
-        for name, run in self.jobs.items():
-            allocation = JobAllocation(run.state)
-            instance = run.instance
-            if instance is not None and instance.placement is not None:
-                paused = self._context.runtime.paused(instance)
-                place = instance.placement
-                allocation = JobAllocation(
-                    JobState.PAUSED if paused else JobState.RUNNING,
-                    place.cores(),
-                    place.weight(),
-                    run.record.threads,
-                    run.wanted.quota,
-                )
-            found[name] = allocation
-        return found
 
     def _write_service(self, cores: tuple[int, ...]) -> None:
         if self._service is None or not cores or cores == self._service_written:

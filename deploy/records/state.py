@@ -73,7 +73,7 @@ class State:
     :param started_s: when it began, on the monotonic clock of this boot [s]
     :param privileged: whether containers get Docker's default rights
     :param background: what is written to a job's weight file to make it yield, where its group
-        cannot be idle (`deploy.linux.cgroups.IDLE`)
+        cannot be idle (`deploy.linux.cgroups.IDLE_FILE`)
     :param logs_intervals: whether we write down the latency of each interval
     """
 

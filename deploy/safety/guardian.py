@@ -48,8 +48,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 TRY_FOR_S = 60.0
 """Docker may be back by then."""
 
-IDLE = "cpu.idle"
-"""See `deploy.linux.cgroups.IDLE`; importing it would take too much time and memory."""
+IDLE_FILE = "cpu.idle"
+"""See `deploy.linux.cgroups.IDLE_FILE`; importing it would take too much time and memory."""
 
 STOP = b"q"
 
@@ -353,7 +353,7 @@ def _free_service(service: dict[str, Any]) -> bool:
 def _yield(state: dict[str, Any], job: dict[str, Any]) -> bool:
     if job["weight_file"]:
         weight = Path(job["weight_file"])
-        idle = weight.with_name(IDLE)
+        idle = weight.with_name(IDLE_FILE)
         file, value = (idle, 1) if idle.exists() else (weight, state["background"])
         try:
             file.write_text(str(value), encoding="utf-8")

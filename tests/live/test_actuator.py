@@ -17,7 +17,7 @@ from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
 from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.linux import service_process
-from deploy.linux.cgroups import JobGroup
+from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
 from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
 from deploy.records.recorder import Recorder
 from deploy.records.state import ServiceRecord, State, StateFolder
@@ -214,6 +214,18 @@ def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
         os.fstat(instance.ended)
 
 
+def held(actuator, run):
+    """What a running or paused job really has, read back from the machine."""
+    paused = actuator._context.runtime.paused(run.instance)
+    state = JobState.PAUSED if paused else JobState.RUNNING
+    group, place = run._group, run.instance.placement
+    folder = group.hierarchy.folder(group.path)
+    file = "cpu.cfs_quota_us" if group.hierarchy.version == 1 else "cpu.max"
+    quota_us = (folder / file).read_text().split()[0]
+    quota = None if quota_us in ("-1", "max") else int(quota_us) / QUOTA_PERIOD_US
+    return JobAllocation(state, place.cores(), place.weight(), run.record.threads, quota)
+
+
 @needs_groups
 def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
     actuator.follow(service_process.identify(server.pid))
@@ -234,7 +246,8 @@ def test_a_thousand_random_changes_end_in_what_was_wanted(actuator, server):
         actuator.apply(wanted)
         actuator.poll(now_s(actuator))
     settle(actuator, *actuator.jobs)
-    assert actuator.in_force() == wanted
+    assert set(service_process.affinities(server.pid).values()) == {wanted.service_cores}
+    assert {name: held(actuator, run) for name, run in actuator.jobs.items()} == wanted.jobs
 
 
 def test_there_are_file_descriptors_to_undo_everything_with(actuator):

@@ -23,7 +23,7 @@ from deploy.jobs.runtimes import Attempt
 from deploy.jobs.yielding import SPIN, run_delay
 from deploy.linux.cgroups import (
     DEFAULT_WEIGHT,
-    IDLE,
+    IDLE_FILE,
     LEAST_WEIGHT,
     Hierarchy,
     JobGroup,
@@ -108,7 +108,7 @@ def over(seconds, *processes):
 def files_of(group):
     """A group's weight, and whether it is idle, as the kernel says."""
     folder = group.weight_file.parent
-    return int(group.weight_file.read_text()), (folder / IDLE).read_text().strip() == "1"
+    return int(group.weight_file.read_text()), (folder / IDLE_FILE).read_text().strip() == "1"
 
 
 @needs_groups
@@ -117,7 +117,7 @@ def test_a_jobs_group_lies_beside_memcacheds_and_is_idle_or_weighs_the_same(besi
     version = job.hierarchy.version
     same, none = (MEMCACHED_WEIGHT[version], False), (WEIGHT_OF_IDLE[version], True)
     assert job.path.parent == own.path.parent
-    assert job.background == IDLE
+    assert job.background == IDLE_FILE
     for weight, found in 2 * ((Weight.NORMAL, same), (Weight.BACKGROUND, none)):
         for _ in range(2):  # a second time changes nothing
             job.set_weight(weight)
@@ -180,7 +180,7 @@ def test_the_check_names_the_mechanism_and_measures_that_memcached_need_not_wait
     found = check_finds(settings, identify(server.pid), job.hierarchy)
     version = job.hierarchy.version
     said = found["background"].verdict, found["background"].found
-    assert said == (check.OK, f"{IDLE} of control groups, version {version}")
+    assert said == (check.OK, f"{IDLE_FILE} of control groups, version {version}")
     assert re.fullmatch(
         r"\d+\.\d\d s per CPU second alone, \d+\.\d\d beside background work.*",
         found["memcached's run delay"].found,
