@@ -19,7 +19,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from deploy.linux.helpers import helper_command
 from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, require_writable, whole_number
 from training.outputs import write_json
@@ -192,8 +192,9 @@ def training_run(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
 
 def _training_process(fast: bool, rollouts: int, threads: int) -> dict[str, float]:
     """`training_run` in a process of its own, with the seconds from its start to the first step."""
-    command = [sys.executable, "-m", "benchmarks.speed", "--train", "fast" if fast else "stock"]
-    command += ["--rollouts", str(rollouts), "--threads", str(threads)]
+    trainer = "fast" if fast else "stock"
+    options = ("--train", trainer, "--rollouts", str(rollouts), "--threads", str(threads))
+    command = helper_command("benchmarks.speed", *options)
     began = time.time()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -7,12 +7,9 @@ the policy.
 
 import math
 import signal
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
-
-import numpy as np
 
 from agents.policy import Policy
 from deploy.linux.signals import STOPPING
@@ -175,7 +172,6 @@ class Loop:
     ):
         self.machine = machine
         self.guarded = GuardedPolicy(policy, machine.scenario, recorder)
-        self.decision_s: list[float] = []
         self._stop = stop
         self._samplers = samplers
         self._sampled_s = -math.inf
@@ -192,10 +188,9 @@ class Loop:
         """One decision and the wait for the next."""
         machine, guarded = self.machine, self.guarded
         telemetry, stale = machine.telemetry(), machine.stale
-        changes, before = machine.actuator.changes, time.perf_counter()
+        changes = machine.actuator.changes
         allocation = guarded.decide(telemetry, stale)
         machine.apply(allocation, guarded.regulated)
-        self._note_decision(time.perf_counter() - before)
         due = telemetry.time_s - self._sampled_s >= SAMPLE_EVERY_S
         if due or machine.actuator.changes != changes:
             self._sample(telemetry)
@@ -206,20 +201,9 @@ class Loop:
         for sampler in self._samplers:
             sampler(telemetry, self.machine.applied)
 
-    def decision_us(self) -> tuple[float, float]:
-        """Median and 99th percentile of the time from readings to changes [µs]."""
-        if not self.decision_s:
-            return 0.0, 0.0
-        median, high = np.percentile(self.decision_s, [50, 99]) * 1e6
-        return float(median), float(high)
-
     def _await_readings(self) -> None:
         """Memcached answers within milliseconds; without it the fallback begins."""
         self.machine.poll()
         give_up_s = self.machine.now_s + 4.0 * self.machine.scenario.control.period_s
         while self.machine.stale and self.machine.now_s < give_up_s:
             self.machine.advance(self.machine.now_s)
-
-    def _note_decision(self, took_s: float) -> None:
-        if len(self.decision_s) < 100_000:
-            self.decision_s.append(took_s)

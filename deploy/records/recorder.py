@@ -46,8 +46,6 @@ LOAD_FILE = "load.txt"
 SCHEDULER, MEMCACHED = "scheduler", "memcached"
 """What the course's logs call the loop itself and the service."""
 
-EVENTS = ("start", "end", "update_cores", "pause", "unpause", "custom")
-
 JOB_PREFIX = "job_"
 """Begins the columns of a job, which may be called like one of memcached's: cpu."""
 
@@ -77,7 +75,7 @@ class Event:
     One thing that happened.
 
     :param time_s: since the run started [s]
-    :param what: one of `EVENTS`
+    :param what: `start`, `end`, `update_cores`, `pause`, `unpause` or `custom`
     :param job: a job's name, `MEMCACHED` or `SCHEDULER`
     :param cores: its vCPUs from now on, for `start` and `update_cores`
     :param threads: its thread count, for `start`
@@ -175,7 +173,7 @@ class Recorder:
         The course's format has room for a detail in `custom` events only; that of any other
         event follows as a `custom` line of its own.
 
-        :param what: one of `EVENTS`
+        :param what: see `Event`
         :param job: a job's name, `MEMCACHED` or `SCHEDULER`
         :param cores: its vCPUs, for `start` and `update_cores`
         :param threads: its thread count, for `start`

@@ -219,15 +219,14 @@ class JobFit:
     :param params: float64[J, len(JOB_FIELDS)]
     :param host: parameters of the host that the fit estimates, by name
     :param vm_speed: speed factor of each group's VM
-    :param standard_errors: of ln(value), of the free parameters in their order
-    :param machine_speed: predicted over measured time in the scaling tables: overall, then by job
+    :param converged: whether the optimiser has converged
     :param at_bound: names of parameters that ended on a bound
+    :param standard_errors: of ln(value), of the free parameters in their order
     """
 
     params: FloatArray
     host: dict[str, float]
     vm_speed: dict[str, float]
-    machine_speed: FloatArray
     converged: bool
     at_bound: tuple[str, ...]
     standard_errors: FloatArray
@@ -302,7 +301,6 @@ def fit_jobs(
         params,
         {field: float(host[HOST_FIELDS.index(field)]) for field in HOST_PRIORS},
         dict(zip(states.groups, vm.tolist(), strict=True)),
-        np.exp(found.x[len(names) + n_groups :]),
         bool(found.status > 0),
         stuck,
         _standard_errors(found.jac)[: len(names)],

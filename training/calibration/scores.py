@@ -15,20 +15,14 @@ class JobRow(NamedTuple):
     """
     One job of one run: how long it ran, without pauses.
 
-    :param group: the group whose log the run is from
-    :param run: the run's name
     :param job: the job's name
     :param measured_s: what the log says [s]
     :param open_s: what the open replay says [s]
-    :param closed_s: what the closed replay says [s]
     """
 
-    group: str
-    run: str
     job: str
     measured_s: float
     open_s: float
-    closed_s: float
 
 
 class Tally:
@@ -61,14 +55,8 @@ class Tally:
         measured = np.array([job.run_s for job in run.jobs])
         self.open_jobs += (np.abs(opened.run_s / measured - 1.0)).tolist()
         self.closed_jobs += (np.abs(closed.run_s / measured - 1.0)).tolist()
-        for job, seconds, simulated, chained in zip(
-            run.jobs, measured, opened.run_s, closed.run_s, strict=True
-        ):
-            self.job_rows.append(
-                JobRow(
-                    run.group, run.run, job.name, float(seconds), float(simulated), float(chained)
-                )
-            )
+        for job, seconds, simulated in zip(run.jobs, measured, opened.run_s, strict=True):
+            self.job_rows.append(JobRow(job.name, float(seconds), float(simulated)))
         makespan = float(closed.end_s.max() - run.first_start_s)
         self.makespans.append(abs(makespan / run.makespan_s - 1.0))
         window = (run.interval_end_s > run.first_start_s) & (run.interval_start_s < run.last_end_s)
