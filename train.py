@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = arguments.out or Path("runs") / name
         if arguments.resume:
             read_checkpoint(arguments.resume).warn(scenario)
-        require_folder(folder)
         if arguments.env == "vm":
             train_on_this_machine(arguments, scenario, recipe, folder)
             return
+        require_folder(folder)
 
         # Imported late: torch takes seconds, and a wrong option should not.
         from training.ppo.training_run import train

@@ -33,6 +33,7 @@ from deploy.linux.helpers import helper_command
 from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, require_writable, whole_number
 from training.outputs import write_json
+from training.statistics import mean_and_ci95
 
 CHECKPOINT = Path("checkpoints/best.zip")
 BATCH = 1024
@@ -52,9 +53,6 @@ TARGETS: dict[str, tuple[str, float]] = {
 """What is asked of each figure: at least, or at most."""
 
 SIMULATED = "simulated_s_per_s_core"
-
-T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
-"""Student's t for a two-sided 95 % interval of the mean of so many values."""
 
 
 # --- the environment ----------------------------------------------------------------------------
@@ -295,8 +293,11 @@ def learning_curves(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
     report: dict[str, Any] = {"steps": steps, "seeds": list(range(seeds)), "runs": runs}
     for figure in ("makespan_s", "violation_ratio"):
         finals = {name: np.array([run["final"][figure] for run in runs[name]]) for name in runs}
-        report[figure] = {name: interval(values) for name, values in finals.items()}
-        report[figure]["fast - stock"] = interval(finals["fast"] - finals["stock"])
+        compared = finals | {"fast - stock": finals["fast"] - finals["stock"]}
+        intervals = {name: mean_and_ci95(values.tolist()) for name, values in compared.items()}
+        report[figure] = {
+            name: {"mean": mean, "ci95": ci} for name, (mean, ci) in intervals.items()
+        }
     require_folder(folder)
     write_json(report, folder / "learning_curves.json")
     plot(report, folder / "learning_curves.png")
@@ -351,20 +352,6 @@ def learning_curve(algorithm: Any, seed: int, steps: int) -> dict[str, Any]:
     result = score(run_selection(network_of(model), factory, episodes), [])
     final = {"makespan_s": result.makespan_s, "violation_ratio": result.violation_ratio}
     return {"seed": seed, "seconds": round(seconds, 1), "final": final, "curve": curve}
-
-
-def interval(values: npt.NDArray[np.float64]) -> dict[str, float | None]:
-    """
-    Mean and half the width of its 95 % confidence interval.
-
-    :param values: float64[n], n at least 1
-    :return: `mean` and `ci95`, which is None for a single value
-    """
-    count = len(values)
-    mean = float(values.mean())
-    if count == 1:
-        return {"mean": mean, "ci95": None}
-    return {"mean": mean, "ci95": float(T_95.get(count, 2.0) * values.std(ddof=1) / np.sqrt(count))}
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

@@ -54,13 +54,15 @@ class LiveBackend:
     This machine, as an environment runs episodes on it; see `env.colocation.Backend`.
 
     :param scenario: the problem
-    :param settings: where memcached is, who runs the jobs; each episode has a folder of its own in
-        the folder of the report
+    :param settings: names memcached's address and the jobs' runtime; each episode has a folder of
+        its own in the folder of the report
+    :raises InputError: if this machine has not the scenario's vCPUs
     """
 
     makes_load = False
 
     def __init__(self, scenario: Scenario, settings: Settings):
+        require_vcpus(scenario)
         self._scenario = scenario
         self._settings = settings
         # Python's own numbers are faster, one by one.
@@ -141,7 +143,6 @@ class Episode:
         self.closed = False
         self._changes = self._edits = self._decisions = 0
         self._sums = dict.fromkeys(TERMS, 0.0)
-        require_vcpus(scenario)
         with contextlib.ExitStack() as stack:
             self._take_hold(settings, stack)
             self._await_load(settings)

@@ -17,7 +17,7 @@ from deploy.live_episodes import LiveBackend
 from deploy.settings import Settings
 from env.colocation import ColocationEnv
 from env.errors import InputError
-from env.inputs.commandline import address
+from env.inputs.commandline import address, require_folder
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import load_profile
 from training.ppo.callbacks import EpisodeLog
@@ -90,7 +90,7 @@ def train_live(
     :param recipe: how to train; one machine, whatever its `n_envs`
     :param seed: of weights and action sampling
     :param folder: of this run
-    :param settings: where memcached is, who runs the jobs
+    :param settings: names memcached's address and the jobs' runtime
     :param resume: a checkpoint to go on from, with the recipe's hyperparameters
     :return: figures of the last episodes, measured
     :raises InputError: if the checkpoint or the machine does not fit
@@ -102,6 +102,7 @@ def train_live(
     environments = DummyVecEnv(
         [lambda: ColocationEnv(scenario, recipe.gamma, LiveBackend(scenario, settings))]
     )
+    require_folder(folder)
     if checkpoint is None:
         model = new_model(recipe, environments, seed)
     else:
