@@ -22,6 +22,7 @@ from deploy.jobs.yielding import RunDelay, run_delay
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
+from deploy.linux.own_folder import OwnFolder
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.signals import held
 from deploy.records.state import claim
@@ -99,21 +100,21 @@ def _service(
     scenario: Scenario, settings: Settings, hierarchy: Hierarchy | None
 ) -> Iterator[Finding]:
     """memcached, and the groups that are made beside it."""
-    where = f"memcached at {settings.host}:{settings.port}"
     sensor = ServiceSensor(settings.host, settings.port)
     with contextlib.closing(sensor):
         try:
             who = find_service(sensor, settings, time.monotonic())
         except InputError as error:
-            yield Finding(FAULT, where, str(error))
+            yield Finding(FAULT, "memcached", str(error))
             yield from _background(hierarchy, settings, None)
             return
         workers = sensor.stats.threads
     verdict = OK if workers == scenario.service.threads else WARNING
     yield Finding(
         verdict,
-        where,
-        f"process {who.pid}, {workers} worker threads; the scenario has {scenario.service.threads}",
+        "memcached",
+        f"{settings.host}:{settings.port}: process {who.pid}, {workers} worker threads; "
+        f"the scenario has {scenario.service.threads}",
     )
     yield _cycles(who)
     yield _moves(scenario, who)
@@ -131,7 +132,7 @@ def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
             finally:
                 service_process.restore(who, had)
     except (InputError, OSError) as error:
-        return Finding(FAULT, what, f"cannot be set: {reason(error)}")
+        return Finding(FAULT, what, f"cannot be set: {_reason(error)}")
     return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
 
 
@@ -174,7 +175,7 @@ def _background(
                 mechanism = f"{group.background} of control groups, version {version}"
             delay = _run_delay(who, settings, group) if who else None
     except OSError as error:
-        yield Finding(FAULT, "background", f"cannot be had: {reason(error)}")
+        yield Finding(FAULT, "background", f"cannot be had: {_reason(error)}")
         return
     yield Finding(OK, "background", mechanism)
     if isinstance(delay, Finding):
@@ -196,7 +197,7 @@ def _run_delay(
     try:
         return run_delay(who, (settings.host, settings.port), group)
     except OSError as error:
-        return Finding(WARNING, "memcached's run delay", f"not measured: {reason(error)}")
+        return Finding(WARNING, "memcached's run delay", f"not measured: {_reason(error)}")
 
 
 def _normal_weight() -> Finding:
@@ -258,11 +259,22 @@ def _folders(settings: Settings) -> Iterator[Finding]:
             found = f"{path}: is no folder"
         elif not os.access(path, os.W_OK | os.X_OK):
             found = f"{path}: may not be written by this user"
+        elif path == folder.absolute() and (reason := _refusal(path, what == "state")):
+            found = f"{path}: {reason}"
         elif free_mib < LEAST_DISK_MIB:
             found += f", {LEAST_DISK_MIB} are needed"
         else:
             verdict = OK
         yield Finding(verdict, f"folder of the {what}", found)
+
+
+def _refusal(folder: Path, closed: bool) -> str:
+    """Why a deployment would refuse a folder that exists; empty if it would take it."""
+    try:
+        OwnFolder(folder, closed).close()
+    except OSError as error:
+        return os_reason(error)
+    return ""
 
 
 def _clock(scenario: Scenario) -> Iterator[Finding]:
@@ -300,12 +312,8 @@ def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Fin
     yield Finding(OK if stolen < 0.02 else WARNING, "steal time since boot", f"{stolen:.1%}")
 
 
-def reason(error: InputError | OSError) -> str:
-    """
-    Why something cannot be done, without the system's error numbers.
-
-    :param error: what was raised
-    """
+def _reason(error: InputError | OSError) -> str:
+    """Why something cannot be done, without the system's error numbers."""
     return os_reason(error).lower() if isinstance(error, OSError) else str(error)
 
 

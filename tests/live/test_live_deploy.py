@@ -332,7 +332,7 @@ def test_a_restarted_memcached_is_followed(tmp_path, scenario_file, groups_file)
 def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tmp_path):
     run = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
     assert run.finish() == 0, run.lines
-    run.expect("ok  memcached at .* 2 worker threads")
+    run.expect("ok  memcached: .* 2 worker threads")
     run.expect("ok  background: cpu.idle of control groups, version [12]")
     run.expect("memcached.s run delay: .* alone, .* beside background work")
     with claim():
@@ -341,10 +341,15 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
         beside.expect("FAIL  memcached's vCPUs: .*another loop steers this machine already")
     slow = tmp_path / "slow.yaml"
     slow.write_text(scenario_file().read_text().replace("period_s: 0.025", "period_s: 0.5"))
-    nobody = deploy("--check", "--memcached", "127.0.0.1:9", "--scenario", str(slow))
+    open_to_others = tmp_path / "open"
+    open_to_others.mkdir()
+    open_to_others.chmod(0o755)
+    options = ("--memcached", "127.0.0.1:9", "--state", str(open_to_others))
+    nobody = deploy("--check", *options, "--scenario", str(slow))
     assert nobody.finish() == 1
     nobody.expect("FAIL  period: 500 ms, a deployment allows 200")
-    nobody.expect("FAIL  memcached at 127.0.0.1:9")
+    nobody.expect("FAIL  memcached: 127.0.0.1:9")
+    nobody.expect("FAIL  folder of the state: .*must be a folder of yours, closed to others")
 
 
 def test_the_agent_imports_no_training_library(scenario_file):

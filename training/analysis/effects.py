@@ -253,7 +253,7 @@ def table_of(result: Factorial) -> Table:
 
 def parser() -> OneLineParser:
     """The command line."""
-    line = OneLineParser(prog="training.factorial", description=__doc__.split("\n\n")[0])
+    line = OneLineParser(prog="python -m training.factorial", description=__doc__.split("\n\n")[0])
     line.add_argument("--csv", type=Path, required=True, help="tidy table, one run a row")
     line.add_argument("--factors", required=True, help="columns with two levels each: A,B,C")
     line.add_argument("--response", required=True, help="column that was measured")
