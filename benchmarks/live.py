@@ -406,7 +406,7 @@ def _await_line(process: subprocess.Popen[bytes], text: bytes, limit_s: float = 
 
 
 def _forks_of(parent: int) -> list[int]:
-    """Children that are forks of it: its jobs are programs of their own."""
+    """A process' children that run the same program; jobs run programs of their own."""
     line = Path(f"/proc/{parent}/cmdline").read_bytes()
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="utf-8").split()
     return [int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == line]

@@ -32,7 +32,7 @@ RULE_S = RUN_S[1] - END_S - DRAW_S
 
 def turn(number: int, problem: str, url: str, folder: Path) -> list[dict[str, Any]]:
     """
-    Run both once.
+    Run policy and rule once each.
 
     :param number: of the turn, says who begins
     :param problem: the scenario's file
@@ -50,7 +50,7 @@ def turn(number: int, problem: str, url: str, folder: Path) -> list[dict[str, An
 
 def reached(policy: dict[str, Any], rule: dict[str, Any]) -> bool:
     """
-    Whether a turn is as it was asked for.
+    Whether the policy was as much better than the rule as is asked for.
 
     :param policy: its report
     :param rule: its report

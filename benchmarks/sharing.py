@@ -92,7 +92,7 @@ QUICK = Plan(1, Timing(0.8, 0.2), Timing(0.5, 0.15))
 @dataclass(frozen=True)
 class Colocation:
     """
-    What shares what.
+    One case: memcached and some jobs share some vCPUs.
 
     :param cores: memcached's vCPUs and the jobs'
     :param jobs: one or several, each with a thread per vCPU
@@ -143,7 +143,7 @@ class Crowd:
 
 def arrangements(vcpus: Sequence[int]) -> list[Colocation]:
     """
-    What is measured on a machine; the first has most vCPUs, and one job.
+    The cases measured on a machine; the first has most vCPUs, and one job.
 
     :param vcpus: the machine's; the last is the load's
     """
@@ -153,7 +153,7 @@ def arrangements(vcpus: Sequence[int]) -> list[Colocation]:
 
 def order(turn: int, modes: Sequence[str]) -> list[str]:
     """
-    What follows what in a turn.
+    The modes of a turn's slices, in order.
 
     :param turn: its number: the pairs of every other one are the other way round
     :param modes: all that are measured
@@ -325,7 +325,7 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
 
 def cells(figures: Figures, ratios: Mapping[str, float | None]) -> list[str]:
     """
-    A row of the table.
+    The cells of a row of the table.
 
     :param figures: see `slices`
     :param ratios: the same in times of none, where that is to be shown

@@ -21,15 +21,15 @@ def exit_on_bad_input() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        print(f"coretide: {printable(str(error))}", file=sys.stderr)
+        print(f"coretide: {escaped(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
-def printable(said: str) -> str:
+def escaped(said: str) -> str:
     """
-    Words that may come from anybody, without any effect on the terminal.
+    Words that may come from anybody; what cannot be shown becomes an escape sequence.
 
-    :param said: the words; what cannot be shown becomes an escape sequence, as Python writes it
+    :param said: the words
     """
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in said

@@ -130,7 +130,7 @@ class GuardedPolicy:
 
 
 class StopRequest:
-    """What asks us to end, noted instead of obeyed at once: everything ends in good order."""
+    """Notes the signals of `STOPPING` instead of obeying at once: everything ends in good order."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -45,7 +45,7 @@ class Leftovers:
 
     @property
     def nonces(self) -> list[str]:
-        """Whose they are."""
+        """The deployments that left something."""
         return sorted(self.containers | set(self.processes) | set(self.groups))
 
 
@@ -143,7 +143,7 @@ def _groups(hierarchy: Hierarchy, nonce: str) -> list[str]:
 
 
 def _nonce(attempt: Path, folder: Path) -> str:
-    """Whose an attempt's folder is; empty if it is none, or is elsewhere."""
+    """The deployment of an attempt's folder; empty if it is none, or is elsewhere."""
     match = ATTEMPT.match(attempt.name)
     return match[1] if match is not None and attempt.parent == folder else ""
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from env.errors import InputError, os_reason, printable
+from env.errors import InputError, escaped, os_reason
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -18,7 +18,7 @@ class OneLineParser(argparse.ArgumentParser):
 
         :param message: what is wrong
         """
-        self.exit(2, f"{self.prog}: error: {printable(message)}\n")
+        self.exit(2, f"{self.prog}: error: {escaped(message)}\n")
 
 
 def whole_number(low: int, high: int | None = None) -> Any:

@@ -108,7 +108,7 @@ class Panel:
 
     @property
     def latency(self) -> bool:
-        """Whether it is one, which spans orders of magnitude."""
+        """Whether the quantity is a latency, which spans orders of magnitude."""
         return self.column.endswith("_us")
 
 

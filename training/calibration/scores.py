@@ -119,7 +119,7 @@ class Tally:
 
 
 def _share(flags: npt.NDArray[np.bool_]) -> float | None:
-    """How many are set; None of none."""
+    """Share of the flags that are set; None of none."""
     return round(float(flags.mean()), 4) if len(flags) else None
 
 

@@ -107,7 +107,7 @@ class Arrangement:
 
     @property
     def columns(self) -> Row:
-        """What tells its rows from others."""
+        """The columns that tell the arrangement's rows from others."""
         return {
             "threads": self.threads,
             "cores": len(self.cores),
@@ -117,7 +117,7 @@ class Arrangement:
 
     @property
     def name(self) -> str:
-        """What its rounds are called."""
+        """Name of the arrangement's rounds."""
         beside = "alone" if self.beside == ALONE else f"beside {self.columns['beside']}"
         usual = self.connections == CONNECTIONS
         over = "" if usual else f", {self.connections} connections"
@@ -314,7 +314,7 @@ class Campaign:
 
     def expected_s(self, vcpus: int) -> float:
         """
-        About how long it takes, at most.
+        About how long the campaign takes, at most.
 
         :param vcpus: number of vCPUs of this machine
         :return: seconds

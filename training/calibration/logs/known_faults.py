@@ -59,7 +59,7 @@ class ScanLeftOut(_ScanPattern):
 
     def rows(self, scans: pd.DataFrame) -> pd.Series:
         """
-        Which rows of the table of scans it names.
+        Which rows of the table of scans are this fault's.
 
         :param scans: the table of scans
         :return: bool per row

@@ -101,7 +101,7 @@ class RunTrace:
 
 def mask_at(moves: Moves, time: float) -> int:
     """
-    The core set that holds at a time: the last move before it, the first one before all.
+    The vCPUs held at a time: those of the last move until then, or else of the first move.
 
     :param moves: at least one move, in order of time
     :param time: moment, on the clock of the moves [s]
