@@ -8,6 +8,7 @@ python train.py --env vm --scenario local --resume checkpoints/local.zip
 import argparse
 import dataclasses
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,17 +63,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         require_folder(folder)
 
-        # Imported late: torch takes seconds, and a wrong option should not.
-        from training.ppo.training_run import train
+        try:
+            # Imported late: torch takes seconds, and a wrong option should not.
+            from training.ppo.training_run import train
 
-        best = train(
-            scenario,
-            recipe,
-            arguments.seed,
-            folder,
-            resume=arguments.resume,
-            fast=arguments.fast,
-        )
+            best = train(
+                scenario,
+                recipe,
+                arguments.seed,
+                folder,
+                resume=arguments.resume,
+                fast=arguments.fast,
+            )
+        except KeyboardInterrupt:  # before `train` has something to save, or while it saves
+            print(f"stopped; {folder} has what was saved so far, if anything", file=sys.stderr)
+            sys.exit(130)
     figures = ", ".join(f"{key} {value:.4g}" for key, value in dataclasses.asdict(best).items())
     print(f"best of {folder} on the selection traces (simulated): {figures}")
 

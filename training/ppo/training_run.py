@@ -158,6 +158,7 @@ def begin_by_imitating(
     :param imitation: the recipe's section
     :param seed: of everything random
     """
+    print("searching for a schedule to imitate", flush=True)
     makespan_s, schedule = find_schedule(factory, seed, imitation)
     print(f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True)
     environments = ColocationVecEnv(

@@ -166,6 +166,19 @@ def test_violations_on_varied_traces_cost_what_the_reward_charges():
     assert scored(516.0, 0.0, 0.020) < scored(575.0, 0.0, 0.017)
 
 
+def test_ctrl_c_before_there_is_something_to_save_is_one_line(tmp_path):
+    options = ["--recipe", "best", "--out", str(tmp_path / "run")]
+    command = [sys.executable, str(ROOT / "train.py"), *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout.readline() == "searching for a schedule to imitate\n"
+        training.send_signal(signal.SIGINT)
+        _, said = training.communicate(timeout=60)
+    assert training.returncode == 130
+    assert said == f"stopped; {tmp_path / 'run'} has what was saved so far, if anything\n"
+
+
 def test_ctrl_c_saves_and_exits_cleanly(tmp_path):
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), "--out", str(tmp_path / "run")],
