@@ -138,8 +138,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(soft_wrap=True)
     begun = time.monotonic()
     with exit_on_bad_input():
-        for path in (given.json, given.plots and given.plots / "durations.png"):
-            require_writable(path)
+        require_writable(given.json)
+        if given.plots is not None:
+            require_folder(given.plots)
         profile = load_profile(given.profile)
         report = validate(given.data, profile, given.cross_validate, given.plots, console)
         write_json(report, given.json)

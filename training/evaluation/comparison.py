@@ -22,7 +22,13 @@ from rich.progress import track
 import agents
 from agents.checkpoint import find_checkpoint
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
+from env.inputs.commandline import (
+    OneLineParser,
+    number,
+    require_folder,
+    require_writable,
+    whole_number,
+)
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
@@ -238,8 +244,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
-        for path in (arguments.json, arguments.plots and arguments.plots / "picture.png"):
-            require_writable(path)
+        require_writable(arguments.json)
+        if arguments.plots is not None:
+            require_folder(arguments.plots)
         content = evaluate(arguments)
         show(content)
         if arguments.json is not None:
