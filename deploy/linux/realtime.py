@@ -38,5 +38,9 @@ def require_cpu(cpu: int) -> None:
 
 
 def last_cpu() -> int:
-    """The highest vCPU that this process may use."""
+    """
+    The highest vCPU that this process may use: load and probe get it.
+
+    Scenarios have the first vCPUs, so on a machine that has more it is none of theirs.
+    """
     return max(os.sched_getaffinity(0))
