@@ -264,7 +264,8 @@ def _run_files(scenario: Scenario) -> dict[str, bytes]:
         recorder.close()
         start_s = started_at_s(folder)
         rows = [
-            mcperf.format_row([1e2, 2e2], 9e3, 9e3, start_s + i, start_s + i + 1) for i in range(3)
+            mcperf.format_row([1e2, 2e2], 9e3, 9e3, start_s + i, start_s + i + 1, 0.0)
+            for i in range(3)
         ]
         stamps = ["Timestamp start: 1700000000000", "Timestamp end: 1700000009000"]
         (folder / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, *stamps, ""]))

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ import agents
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
 from deploy.assembly import group_maker, make_runtime, usable_hierarchy
 from deploy.engines import daemon, images, memcached
+from deploy.linux import realtime
+from deploy.linux.readiness import await_readable
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.service_process import identify
 from deploy.load.dynamic_load import Client
@@ -229,7 +230,7 @@ def reactions(server: memcached.Memcached, folder: Path, jumps: int) -> dict[str
 
     with _machine(server, scenario, folder, "process", None, listen) as (machine, recorder):
         trace = LoadTrace((LOW_QPS, HIGH_QPS) * jumps, JUMP_EVERY_S)
-        client = Client(server.host, server.port, trace, max(os.sched_getaffinity(0)))
+        client = Client(server.host, server.port, trace, realtime.last_cpu())
         try:
             stop = StopRequest()
             policy = GrowWithLoad()
@@ -327,7 +328,7 @@ def _deployed(
         _await_line(process, b"update_cores")
         started_s = time.monotonic()
         trace = LoadTrace((20_000,) * 600, 1.0)
-        client = Client(server.host, server.port, trace, max(os.sched_getaffinity(0)))
+        client = Client(server.host, server.port, trace, realtime.last_cpu())
         try:
             time.sleep(2.0)
             ours = [process.pid, *_forks_of(process.pid)]
@@ -398,7 +399,7 @@ def _await_line(process: subprocess.Popen[bytes], text: bytes, limit_s: float = 
     assert process.stdout is not None
     seen, give_up_s = b"", time.monotonic() + limit_s
     while text not in seen and time.monotonic() < give_up_s:
-        if select.select([process.stdout], [], [], 0.5)[0]:
+        if await_readable([process.stdout.fileno()], 0.5):
             part = os.read(process.stdout.fileno(), 65536)
             if not part:
                 raise RuntimeError(f"deploy.py ended early: {seen.decode(errors='replace')}")

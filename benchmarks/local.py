@@ -70,7 +70,7 @@ def line(report: dict[str, Any]) -> str:
     makespan_s, ratio = report["makespan_s"], report["violation_ratio"]
     done = "not done" if makespan_s is None else f"{makespan_s:.1f} s"
     broken = "not measured" if ratio is None else f"{ratio:.1%} of {len(report['p95_us'])}"
-    return f"{report['policy']}: {done}, violated {broken}"
+    return f"{report['policy']}: {done}, violated {broken}, {sum(report['spoiled'])} spoiled"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, whole_number
 from env.scenario import Job, load_scenario
 from env.simulator.load import LoadTrace
+from training.machine.testbed import require_running
 
 CALM_S = 4.0
 """Of load, before the first start."""
@@ -85,6 +86,7 @@ def turn(
             attempt = Attempt(job, 1, job.threads[0], place, group)
             asked_s = time.monotonic()
             instance = runtime.start(attempt, (0, 1), Weight.BACKGROUND)
+            require_running(runtime, instance)
             stack.callback(os.close, instance.ended)
             stack.callback(runtime.remove, instance)
             time.sleep(rest * (time.monotonic() - asked_s))

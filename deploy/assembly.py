@@ -19,7 +19,7 @@ from agents.policy import Policy
 from deploy.jobs.docker_ready import require_docker
 from deploy.jobs.placement import online_vcpus
 from deploy.jobs.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
-from deploy.linux import service_process
+from deploy.linux import realtime, service_process
 from deploy.linux.cgroups import (
     LEAST_WEIGHT,
     Hierarchy,
@@ -139,7 +139,7 @@ def assembled(
         if settings.probe:
             from deploy.load.probe import Probe  # late: only who measures latency needs it
 
-            probe = Probe(settings.host, settings.port, scenario.machine.vcpus - 1)
+            probe = Probe(settings.host, settings.port, realtime.last_cpu())
             stack.callback(probe.stop)
         yield Parts(scenario, folder, state, service, sensor, vcpus, recorder, cpi, probe)
 

@@ -227,6 +227,7 @@ def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
     view.add_row("makespan, s", *(_makespan(report["makespan_s"]) for report in reports))
     slo = f"intervals above {scenario.service.slo_us:g} µs"
     view.add_row(slo, *(_violations(report) for report in reports))
+    view.add_row("intervals spoiled", *(str(sum(report["spoiled"])) for report in reports))
     view.add_row("median p95, µs", *(_median(report["p95_us"]) for report in reports))
     view.add_row("changes", *(str(report["actuations"]) for report in reports))
     loops = (f"{report['loop']['cpu_pct']:.1f} %" for report in reports)

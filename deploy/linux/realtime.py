@@ -1,8 +1,16 @@
 """A CPU for programs that must be on time: pinned, ahead of everything of normal priority."""
 
 import os
+from pathlib import PurePosixPath
 
-from env.errors import InputError
+from deploy.linux.cgroups import find_hierarchy
+from env.errors import InputError, os_reason
+
+LATE_S = 0.001
+"""A client that acts so much later than it was due has measured itself as well: about an SLO."""
+
+REALTIME_US = 900_000
+"""Of each second, for the clients' group: the generator alone takes up to 0.6 of a vCPU."""
 
 
 def hold(cpu: int, priority: int) -> str:
@@ -18,8 +26,34 @@ def hold(cpu: int, priority: int) -> str:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
     except OSError as error:
-        return f"no real-time priority ({error.strerror}): its own delays will be measured too"
+        return (
+            f"no real-time priority ({os_reason(error)}): {_remedy()}; until then its own delays "
+            "are measured too, and intervals that they spoil are marked"
+        )
     return ""
+
+
+def _remedy() -> str:
+    """
+    What lets this process have real-time priority.
+
+    A kernel with RT_GROUP_SCHED gives the groups below the root one no real-time at first; cgroup
+    version 2 has no file to change that (sched-rt-group and cgroup-v2 in the kernel's documents).
+    """
+    if os.geteuid() != 0:
+        return "run as root"
+    try:
+        hierarchy = find_hierarchy()
+        group = hierarchy.group_of("self")
+    except OSError:
+        return "it takes CAP_SYS_NICE"
+    runtime = hierarchy.folder(group) / "cpu.rt_runtime_us"
+    root = f"run it in the root group: echo $$ > {hierarchy.mounts['cpu']}/cgroup.procs"
+    if group == PurePosixPath("/"):
+        return "it takes CAP_SYS_NICE and a control group that may have real-time"
+    if runtime.exists():
+        return f"echo {REALTIME_US} > {runtime}, or {root}"
+    return f"control group {group} may have none: {root}"
 
 
 def require_cpu(cpu: int) -> None:
@@ -38,5 +72,9 @@ def require_cpu(cpu: int) -> None:
 
 
 def last_cpu() -> int:
-    """The highest vCPU that this process may use."""
+    """
+    The highest vCPU that this process may use: load and probe get it.
+
+    Scenarios have the first vCPUs, so on a machine that has more it is none of theirs.
+    """
     return max(os.sched_getaffinity(0))

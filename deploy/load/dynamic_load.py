@@ -7,8 +7,9 @@ A load for memcached that jumps as mcperf's dynamic load does, and its p95 in ev
 
 The targets are exactly mcperf's (`--qps_seed`). Requests come from `deploy.load.generator`,
 latencies from `deploy.load.probe`, both on one vCPU (the last one) with real-time priority. Output
-has mcperf's columns; a row is printed when its interval has ended and its last request was
-answered. What the client itself did (its CPU, its own delays) goes to standard error at the end.
+has mcperf's columns and `client_late`: the share of the probe's requests or of the generator's
+ticks, whichever is larger, that the client itself was late with. A row is printed when its interval
+has ended and its last request was answered. What the client took goes to standard error at the end.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Client:
             self.trace.targets[index],
             self.epoch_s + start_s,
             self.epoch_s + end_s,
+            max(late, self.probe.own_late(start_s, end_s)),
         )
 
     def stop(self) -> None:
@@ -131,22 +133,25 @@ class Client:
         return said
 
 
-def serve(client: Client) -> None:
+def serve(client: Client) -> int:
     """
     Print mcperf's output as the run goes on.
 
     :param client: a running one
+    :return: how many intervals the client's own delays have spoiled
     """
     output = LineFile(sys.stdout.fileno(), Disk("the load's output"))
     output.append(f"Timestamp start: {round(1000 * (client.epoch_s + client.start_s))}")
     output.append(mcperf.HEADER)
-    served = 0.0
+    served, spoiled = 0.0, 0
     for index in range(len(client.trace.targets)):
         row = client.row(index)
         output.append(row)
-        served += mcperf.read_rows([mcperf.HEADER, row])[0].qps
+        (measured,) = mcperf.read_rows([mcperf.HEADER, row])
+        served, spoiled = served + measured.qps, spoiled + measured.spoiled
     output.append(f"Timestamp end: {round(1000 * (client.epoch_s + time.monotonic()))}")
     output.append(f"Total QPS = {served / len(client.trace.targets):.1f}")
+    return spoiled
 
 
 def parser() -> argparse.ArgumentParser:
@@ -211,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"Total number of intervals = {len(trace.targets)} ({targets})", flush=True)
         client = Client(host, port, trace, arguments.cpu)
         try:
-            serve(client)
+            spoiled = serve(client)
         except KeyboardInterrupt:
             sys.exit(130)
         finally:
@@ -219,7 +224,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     length_s = len(trace.targets) * trace.interval_s
     print(
         f"client: generator {100 * client.cpu_s / length_s:.1f} % of vCPU {arguments.cpu}; "
-        f"{100 * max(client.late_ticks):.2f} % of ticks more than 1 ms late in the worst interval",
+        f"{100 * max(client.late_ticks):.2f} % of ticks more than 1 ms late in the worst interval; "
+        f"{spoiled} of {len(trace.targets)} intervals spoiled by its own delays",
         file=sys.stderr,
     )
 

@@ -39,7 +39,6 @@ OUTSTANDING = 256
 BATCH = 4
 """Fewest requests worth a system call of their own, while more are due."""
 
-LATE_S = 0.001
 ANSWER_LIMIT_S = 1.0
 """A connection that owes answers and gives none for so long is opened anew."""
 
@@ -220,7 +219,7 @@ def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
             if wait_s > 0:
                 time.sleep(wait_s)
             now_s = time.monotonic()
-            ticks, late = ticks + 1, late + (now_s - next_s > LATE_S)
+            ticks, late = ticks + 1, late + (now_s - next_s > realtime.LATE_S)
             count = 0
             while next_s <= now_s:  # after a delay, the ticks that were missed as well
                 if not arrivals:

@@ -44,8 +44,9 @@ RETRY_S = 0.02
 PRIORITY = 3
 """Above the load generator's: it shares the vCPU and must not delay the probe's clock."""
 
-RECORD = struct.Struct("dd")
-"""When a request was due, on the monotonic clock [s], and its latency [s]."""
+RECORD = struct.Struct("dff")
+"""When a request was due, on the monotonic clock [s], its latency [s], and how much of that is the
+probe's own, who was late to send it [s]."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Probe:
 
     def __init__(self, host: str, port: int, cpu: int, keep_s: float = 1.0):
         self.keep_s = keep_s
-        self._records: deque[tuple[float, float]] = deque()
+        self._records: deque[tuple[float, float, float]] = deque()
         self._rest = b""
         options = ["--raw", "--memcached", f"{host}:{port}", "--cpu", str(cpu)]
         self.process = subprocess.Popen(
@@ -113,7 +114,21 @@ class Probe:
         :param start_s: on the monotonic clock [s]
         :param end_s: on the monotonic clock [s]
         """
-        return [late_s for due_s, late_s in self._records if start_s <= due_s < end_s]
+        return [late_s for due_s, late_s, _ in self._records if start_s <= due_s < end_s]
+
+    def own_late(self, start_s: float, end_s: float) -> float:
+        """
+        Share of the requests due in a stretch of time that the probe itself sent late.
+
+        Requests are due at random moments and need the probe's vCPU as answers do, so it is late to
+        read as many answers.
+
+        :param start_s: on the monotonic clock [s]
+        :param end_s: on the monotonic clock [s]
+        :return: 0 to 1; 0 where none was due
+        """
+        own = [own_s > realtime.LATE_S for due, _, own_s in self._records if start_s <= due < end_s]
+        return sum(own) / max(1, len(own))
 
     def p95_us(self, window_s: float) -> float | None:
         """
@@ -127,7 +142,7 @@ class Probe:
 
     def latencies(self) -> Latencies | None:
         """What the records that are kept show; None before the first."""
-        ordered = sorted(late_s for _, late_s in self._records)
+        ordered = sorted(late_s for _, late_s, _ in self._records)
         if not ordered:
             return None
         p50, p95, p99 = (1e6 * percentile(ordered, rank) for rank in (50.0, 95.0, 99.0))
@@ -191,7 +206,8 @@ class IntervalLog:
         times_s = (self._epoch_s + self._start_s, self._epoch_s + end_s)
         if self._lines.size == 0:
             self._lines.append(HEADER)
-        self._lines.append(format_row(latencies_us, self._qps(end_s), math.nan, *times_s))
+        own_late = self._probe.own_late(self._start_s, end_s)
+        self._lines.append(format_row(latencies_us, self._qps(end_s), math.nan, *times_s, own_late))
         self._start_s = end_s
         while len(self._counts) > 1 and self._counts[1][0] <= end_s:
             del self._counts[0]
@@ -218,8 +234,9 @@ class _Prober:
         self._socket: socket.socket | None = None
         self._retry_at_s = 0.0
         self._rest = b""
-        # When the unanswered requests were due; the first `_late` of them count as late already.
-        self._waiting: deque[float] = deque()
+        # When the unanswered requests were due and how late they were sent; the first `_late` of
+        # them count as late already.
+        self._waiting: deque[tuple[float, float]] = deque()
         self._late = 0
         self._out = bytearray()
 
@@ -240,9 +257,9 @@ class _Prober:
             self._hand_over()
 
     def _send(self, due_s: float) -> None:
+        self._waiting.append((due_s, time.monotonic() - due_s))
         if self._socket is None:
             self._connect()
-        self._waiting.append(due_s)
         if self._socket is None:
             self._lose()
             return
@@ -268,22 +285,25 @@ class _Prober:
             return
         *answers, self._rest = (self._rest + part).split(ANSWERED)
         for _ in answers[: len(self._waiting)]:
-            due_s = self._waiting.popleft()
+            due_s, own_s = self._waiting.popleft()
             if self._late:
                 self._late -= 1
             else:
-                self._report(due_s, min(now_s - due_s, LIMIT_S))
+                self._report(due_s, min(now_s - due_s, LIMIT_S), own_s)
 
     def _count_late(self) -> None:
         now_s = time.monotonic()
-        while self._late < len(self._waiting) and now_s - self._waiting[self._late] > LIMIT_S:
-            self._report(self._waiting[self._late], LIMIT_S)
+        while self._late < len(self._waiting):
+            due_s, own_s = self._waiting[self._late]
+            if now_s - due_s <= LIMIT_S:
+                return
+            self._report(due_s, LIMIT_S, own_s)
             self._late += 1
 
     def _lose(self) -> None:
         """The connection has gone: no answer to what was sent will come."""
-        for due_s in list(self._waiting)[self._late :]:
-            self._report(due_s, LIMIT_S)
+        for due_s, own_s in list(self._waiting)[self._late :]:
+            self._report(due_s, LIMIT_S, own_s)
         self._waiting.clear()
         self._late, self._rest = 0, b""
         if self._socket is not None:
@@ -299,8 +319,8 @@ class _Prober:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setblocking(False)
 
-    def _report(self, due_s: float, late_s: float) -> None:
-        self._out += RECORD.pack(due_s, late_s)
+    def _report(self, due_s: float, late_s: float, own_s: float) -> None:
+        self._out += RECORD.pack(due_s, late_s, own_s)
 
     def _hand_over(self) -> None:
         with contextlib.suppress(BlockingIOError):

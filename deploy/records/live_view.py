@@ -157,7 +157,9 @@ def _service(picture: Picture) -> RenderableType:
         view.add_row("p95", Text(f"{p95_us:,.0f} µs, SLO {slo_us:g} µs", style))
     if picture.rows:
         late = sum(row.p95_us > slo_us for row in picture.rows)
-        view.add_row("intervals", f"{late} of {len(picture.rows)} above the SLO")
+        spoiled = sum(row.spoiled for row in picture.rows)
+        said = f"{late} of {len(picture.rows)} above the SLO"
+        view.add_row("intervals", f"{said}, {spoiled} spoiled by a late client")
     return view
 
 

@@ -1,7 +1,7 @@
 """
 mcperf's output: one `read` row per measurement interval, latencies in microseconds.
 
-Our own load prints the same columns, so that either can feed a run.
+Our own load prints the same columns, so that either can feed a run, and one more: `client_late`.
 """
 
 import math
@@ -25,11 +25,16 @@ PERCENTILES = {
     "p999": 99.9,
     "p9999": 99.99,
 }
-COLUMNS = ("avg", "std", "min", *PERCENTILES, "QPS", "target", "ts_start", "ts_end")
+CLIENT_LATE = "client_late"
+COLUMNS = ("avg", "std", "min", *PERCENTILES, "QPS", "target", "ts_start", "ts_end", CLIENT_LATE)
 HEADER = " ".join(("#type", *COLUMNS))
 
 LARGEST = 1e15
 """Above any number in the output: time stamps are milliseconds of the epoch."""
+
+SPOILED = 0.01
+"""Share of an interval's requests or of its CPU time beyond which its p95 is not memcached's doing
+alone: p95 leaves five in a hundred to chance, and this is a fifth of them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class Row:
     :param target_qps: requests asked for per second; NaN where it is not known
     :param start_s: when the interval started [s of the epoch]; NaN where the output does not say
     :param end_s: when the interval ended [s of the epoch]
+    :param client_late: share of what the client was to do that it did late, by no fault of
+        memcached's; NaN where that was not measured
+    :param stolen: share of the scenario's vCPUs' time that the hypervisor gave to others; NaN where
+        that was not measured
     """
 
     p95_us: float
@@ -49,10 +58,22 @@ class Row:
     target_qps: float
     start_s: float = math.nan
     end_s: float = math.nan
+    client_late: float = math.nan
+    stolen: float = math.nan
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether the client's own delays or stolen time have a part in its latency."""
+        return self.client_late > SPOILED or self.stolen > SPOILED
 
 
 def format_row(
-    latencies_us: Sequence[float], qps: float, target_qps: float, start_s: float, end_s: float
+    latencies_us: Sequence[float],
+    qps: float,
+    target_qps: float,
+    start_s: float,
+    end_s: float,
+    client_late: float,
 ) -> str:
     """
     A `read` row.
@@ -62,13 +83,14 @@ def format_row(
     :param target_qps: requests asked for per second; NaN if that is not known
     :param start_s: when the interval started [s of the epoch]
     :param end_s: when the interval ended [s of the epoch]
+    :param client_late: see `Row`
     """
     ordered = np.sort(np.asarray(latencies_us or [0.0]))
     values = [ordered.mean(), ordered.std(), ordered[0]]
     values += [percentile(ordered, rank) for rank in PERCENTILES.values()]
     words = [f"{value:.1f}" for value in (*values, qps)]
     stamps = [str(round(1000 * moment)) for moment in (start_s, end_s)]
-    return " ".join(("read", *words, f"{target_qps:.0f}", *stamps))
+    return " ".join(("read", *words, f"{target_qps:.0f}", *stamps, f"{client_late:.4f}"))
 
 
 def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) -> float:
@@ -123,7 +145,8 @@ def _row(words: dict[str, str]) -> Row:
     if end_s < start_s:
         raise ValueError(f"ends at {end_s} before its start")
     target_qps = math.nan if words["target"] == "nan" else _finite(words["target"])
-    return Row(_finite(words["p95"]), _finite(words["QPS"]), target_qps, start_s, end_s)
+    late = _finite(words[CLIENT_LATE]) if CLIENT_LATE in words else math.nan
+    return Row(_finite(words["p95"]), _finite(words["QPS"]), target_qps, start_s, end_s, late)
 
 
 def _finite(word: str) -> float:

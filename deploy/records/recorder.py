@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import quote_plus, unquote_plus
 
 from deploy.linux.own_folder import OwnFolder, write_own
+from deploy.linux.sensors import StolenClock
 from deploy.records.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
 from env.errors import InputError, os_reason
@@ -141,6 +142,7 @@ class Recorder:
         try:
             self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
             self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
+            self._stolen = StolenClock(scenario.machine.vcpus)
             resumed = self._events.size > 0
             if not resumed:
                 write_own(folder / SCENARIO_FILE, scenario.model_dump_json(indent=2))
@@ -202,6 +204,7 @@ class Recorder:
             f"{service.run_delay_s:.6f}",
             "" if service.p95_us is None else f"{service.p95_us:.1f}",
             _listed(allocation.service_cores),
+            f"{self._stolen.read():.2f}",
             *(f"{busy_s:.4f}" for busy_s in telemetry.vcpu_busy_s),
         ]
         for name, job in telemetry.jobs.items():
@@ -217,6 +220,7 @@ class Recorder:
         self.event("end", SCHEDULER)
         self._events.close()
         self._samples.close()
+        self._stolen.close()
         self.disk.close()
 
     def _write(self, event: Event) -> None:
@@ -341,6 +345,7 @@ class Sample:
     :param cpu_cores: memcached's CPU use [vCPUs]
     :param p95_us: probed 95th percentile of the latency [µs]; None without a probe
     :param service_cores: memcached's vCPUs
+    :param stolen_s: time of the scenario's vCPUs that the hypervisor gave to others since boot [s]
     :param busy_s: busy time of each vCPU since the run started [s]
     :param jobs: the jobs by name
     """
@@ -350,6 +355,7 @@ class Sample:
     cpu_cores: float
     p95_us: float | None
     service_cores: tuple[int, ...]
+    stolen_s: float
     busy_s: tuple[float, ...]
     jobs: dict[str, JobSample]
 
@@ -393,6 +399,7 @@ def _sample(row: dict[str, str]) -> Sample:
         cpu_cores=_finite(row["cpu_cores"]),
         p95_us=_finite(row["p95_us"]) if row["p95_us"] else None,
         service_cores=_cores(row["service_cores"]),
+        stolen_s=_finite(row["stolen_s"]),
         busy_s=tuple(_finite(value) for name, value in row.items() if name.startswith("busy_s_")),
         jobs=jobs,
     )
@@ -410,7 +417,7 @@ def _cores(text: str) -> tuple[int, ...]:
 
 
 def _columns(scenario: Scenario) -> Iterator[str]:
-    yield from ("time_s", "qps", "cpu_cores", "run_delay_s", "p95_us", "service_cores")
+    yield from ("time_s", "qps", "cpu_cores", "run_delay_s", "p95_us", "service_cores", "stolen_s")
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
         for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):

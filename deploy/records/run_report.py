@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from deploy.linux.helpers import helper_command
@@ -41,7 +42,9 @@ from deploy.records.recorder import (
     PICTURE_FILE,
     REPORT_FILE,
     Event,
+    Sample,
     read_events,
+    read_samples,
     scenario_of,
     started_at_s,
 )
@@ -53,6 +56,9 @@ from env.scenario import Scenario
 
 TEMPLATES = Path(__file__).with_name("templates")
 DRAW_LIMIT_S = 120.0
+INTERVAL_COLUMNS = ("start_s", "end_s", "target_qps", "qps", "p95_us", "client_late", "stolen")
+"""Of the table of intervals: fields of `mcperf.Row`."""
+
 ROW_DELAY_S = 1.0
 """How long after an interval's end the load prints its row, at most."""
 
@@ -165,6 +171,7 @@ class Report(_ReportPart):
     jobs: dict[str, JobOutcome]
     violation_ratio: float | None
     p95_us: list[float]
+    spoiled: list[bool]
     actuations: int
     overruled: int
     reaction_ms: Percentiles
@@ -215,7 +222,29 @@ def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
     if refused:
         said = f"{len(refused)} of its lines are" if len(refused) > 1 else "one of its lines is"
         complain(f"{folder / LOAD_FILE}: {said} left out, line {refused[0]} first: no complete row")
-    return rows
+    return with_stolen(rows, read_samples(folder)) if rows else rows
+
+
+def with_stolen(rows: Sequence[mcperf.Row], samples: Sequence[Sample]) -> list[mcperf.Row]:
+    """
+    Intervals, and the share of the vCPUs' time that was stolen in each.
+
+    Samples come once a second and at every change; between two of them time is taken to be stolen
+    evenly.
+
+    :param rows: the intervals, `start_s` and `end_s` counted from the run's start
+    :param samples: the run's
+    """
+    if not samples:
+        return list(rows)
+    times_s = [sample.time_s for sample in samples]
+    stolen_s = [sample.stolen_s for sample in samples]
+    found = []
+    for row in rows:
+        first_s, last_s = np.interp((row.start_s, row.end_s), times_s, stolen_s)
+        all_s = max(1e-9, row.end_s - row.start_s) * len(samples[0].busy_s)
+        found.append(replace(row, stolen=float(last_s - first_s) / all_s))
+    return found
 
 
 def _load_rows(folder: Path) -> tuple[list[mcperf.Row], list[int]]:
@@ -240,7 +269,8 @@ def content(
     The report, ready for JSON.
 
     An interval violates if its p95 exceeds the SLO; those that overlap the time from the first
-    job's start to the last one's end count. A run with jobs that never ended has no makespan.
+    job's start to the last one's end count, those that are spoiled (`mcperf.Row`) with the others:
+    they are marked. A run with jobs that never ended has no makespan.
 
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
@@ -256,6 +286,7 @@ def content(
         "jobs": {name: asdict(job) for name, job in outcome.jobs.items()},
         "violation_ratio": violations / len(counted) if counted else None,
         "p95_us": [row.p95_us for row in counted],
+        "spoiled": [row.spoiled for row in counted],
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
         "reaction_ms": _percentiles(reactions_ms(events, intervals)),
@@ -295,10 +326,11 @@ def write(
     write_own(folder / REPORT_FILE, text + "\n")
     lines = io.StringIO(newline="")
     table = csv.writer(lines)
-    table.writerow(("start_s", "end_s", "target_qps", "qps", "p95_us"))
+    table.writerow(INTERVAL_COLUMNS)
     for row in intervals:
         times = (f"{row.start_s:.3f}", f"{row.end_s:.3f}")
-        table.writerow((*times, f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}"))
+        load = (f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}")
+        table.writerow((*times, *load, f"{row.client_late:.4f}", f"{row.stolen:.4f}"))
     write_own(folder / INTERVALS_FILE, lines.getvalue())
     if illustrated:
         illustrate(folder, scenario, report)
@@ -329,13 +361,12 @@ def read_intervals(folder: Path) -> list[mcperf.Row]:
     :raises InputError: if they cannot be read
     """
     path = folder / INTERVALS_FILE
-    names = ("p95_us", "qps", "target_qps", "start_s", "end_s")
     text = read_text(path, "a finished run's intervals", MOST_RECORD_BYTES)
     try:
         rows = list(csv.DictReader(text.splitlines()))
-        return [mcperf.Row(*(float(row[name]) for name in names)) for row in rows]
+        return [mcperf.Row(**{name: float(row[name]) for name in INTERVAL_COLUMNS}) for row in rows]
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        allowed = ", ".join(names)
+        allowed = ", ".join(INTERVAL_COLUMNS)
         raise InputError(f"{path}: must be rows of numbers under {allowed}") from error
 
 
@@ -378,6 +409,7 @@ def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], pict
         intervals=read_intervals(folder),
         events=[_in_words(event) for event in read_events(folder)],
         picture=picture,
+        spoiled_share=mcperf.SPOILED,
     )
     write_own(folder / PAGE_FILE, page)
 

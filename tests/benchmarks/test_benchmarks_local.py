@@ -8,7 +8,8 @@ from benchmarks import local
 
 
 def report(makespan_s: float | None, ratio: float | None) -> dict[str, Any]:
-    return {"policy": "p", "makespan_s": makespan_s, "violation_ratio": ratio, "p95_us": [1.0] * 20}
+    measured = {"p95_us": [1.0] * 20, "spoiled": 3 * [True] + 17 * [False]}
+    return {"policy": "p", "makespan_s": makespan_s, "violation_ratio": ratio, **measured}
 
 
 @pytest.mark.parametrize(
@@ -32,8 +33,8 @@ def test_a_turn_is_reached_when_it_is_faster_and_no_less_calm(
 
 
 def test_runs_are_said_in_a_line() -> None:
-    assert local.line(report(12.34, 0.05)) == "p: 12.3 s, violated 5.0% of 20"
-    assert local.line(report(None, None)) == "p: not done, violated not measured"
+    assert local.line(report(12.34, 0.05)) == "p: 12.3 s, violated 5.0% of 20, 3 spoiled"
+    assert local.line(report(None, None)) == "p: not done, violated not measured, 3 spoiled"
 
 
 def test_an_unknown_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ def report(policy: str, **changes: Any) -> dict[str, Any]:
         "jobs": {name: dict(job) for name in names},
         "violation_ratio": 0.125,
         "p95_us": [100.0, 200.0, 300.0, 900.0],
+        "spoiled": [False, True, False, True],
         "actuations": 17,
         "loop": {"period_ms": 25.0, "overruns": 1, "cpu_pct": 1.5, "rss_mib": 50.0},
         **changes,

@@ -1,13 +1,16 @@
 """Whole deployments: jobs end once, memcached moves, and the machine is left as it was found."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import docker
 import pytest
+import yaml
 
 from deploy.jobs.containers import PIDS_LIMIT
 from deploy.linux import service_process
@@ -246,6 +249,27 @@ def test_a_dry_run_touches_nothing(deploy, server, scenario_file, groups_file, t
     assert not (run.state / "state.json").exists()
     assert list(log.parent.iterdir()) == [log]
     assert log.read_text() == "of an earlier run\n"
+
+
+def test_the_probe_runs_on_the_machines_last_vcpu_not_on_the_scenarios(
+    deploy, server, scenario_file, groups_file
+):
+    path = scenario_file()
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content["machine"]["vcpus"] = os.cpu_count() + 1
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    run = deploy("--policy", str(groups_file), "--scenario", str(path), "--dry-run", "--probe")
+    run.expect("would start")
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
+    probes = [
+        int(child)
+        for child in children.read_text(encoding="utf-8").split()
+        if b"deploy.load.probe" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    give_up_s = time.monotonic() + 20.0 * PATIENCE
+    while [os.sched_getaffinity(probe) for probe in probes] != [{max(os.sched_getaffinity(0))}]:
+        assert time.monotonic() < give_up_s, (probes, run.lines)
+        time.sleep(0.01)
 
 
 def test_a_dry_run_ends_by_itself(deploy, server, scenario_file, groups_file):

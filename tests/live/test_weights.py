@@ -36,7 +36,7 @@ from deploy.settings import Settings
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import load_scenario
-from tests.live.conftest import PATIENCE, needs_docker, needs_groups
+from tests.live.conftest import PATIENCE, assert_as_found, needs_docker, needs_groups
 from training.machine.testbed import HEAVIEST
 
 MEMCACHED_WEIGHT = {1: 512, 2: 39}
@@ -416,3 +416,32 @@ def test_whoever_may_not_take_a_job_out_of_the_background_can_still_move_it():
         finally:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@needs_groups
+@pytest.mark.parametrize("runtime", ["process", pytest.param("docker", marks=needs_docker)])
+def test_jobs_of_a_memcached_in_the_root_group_get_groups_of_their_own_below_it(
+    deploy, server, scenario_file, groups_file, docker_daemon, runtime
+):
+    hierarchy, root = usable_hierarchy(), PurePosixPath("/")
+    join(JobGroup(hierarchy, root, 0), server.pid)
+    endless = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
+    scenario = scenario_file(dedup=endless, radix=endless)
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario)),
+        *("--runtime", runtime, "--docker", docker_daemon.url),
+    )
+    run.expect(r"dedup start \[")
+    run.expect(r"radix start \[")
+    for name in ("dedup", "radix"):
+        group = job_groups_beside(hierarchy, server.pid)(f"coretide-{run.nonce}-{name}")
+        assert group.path.parent == root
+        assert group.normal_weight == DEFAULT_WEIGHT[hierarchy.version]
+        assert members(hierarchy, group.path)
+        assert group.weight() == Weight.NORMAL
+        group.set_weight(Weight.BACKGROUND)
+        assert files_of(group) == (WEIGHT_OF_IDLE[hierarchy.version], True)
+        assert hierarchy.group_of(server.pid) == root
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    assert_as_found(server, run)

@@ -23,7 +23,7 @@ from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.machine.pressure import SOURCES
 from training.machine.readings import requests_served
-from training.machine.testbed import Testbed, sleep_until
+from training.machine.testbed import Testbed, require_running, sleep_until
 
 STARTS = 10
 CHANGES = 5  # of each kind per start
@@ -82,12 +82,14 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     :param watch: takes the times
     :raises RuntimeUnavailableError: if it cannot be reached
     :raises JobFailedError: if it cannot start the job
+    :raises InputError: if the job ends at once
     """
     with testbed.job_group("actuated") as group:
         for _ in range(STARTS):
             attempt = testbed.attempt(ACTUATED, 1, group)
             with watch.timing("start"):
                 instance = runtime.start(attempt, tuple(range(testbed.vcpus)), Weight.NORMAL)
+            require_running(runtime, instance)
             try:
                 _change(testbed, runtime, instance, watch)
             finally:

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import math
 import os
-import select
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -43,6 +42,7 @@ from deploy.linux.cgroups import (
     JobGroup,
     find_hierarchy,
 )
+from deploy.linux.readiness import await_readable
 from deploy.linux.sensors import StatsConnection, ThreadClock, VcpuClock
 from deploy.linux.service_process import identify, pin
 from deploy.linux.signals import held
@@ -66,6 +66,9 @@ from training.machine.readings import (
 )
 
 GROUP = "coretide-characterise"
+LONGEST_WAIT_S = 60.0
+"""Between two looks at the clock; the kernel takes no endless wait."""
+
 HEAVIEST = {1: 262144, 2: 10000}  # largest cpu.shares and cpu.weight
 BUSY_LIMIT = 0.25  # of the machine's CPU: with more in use by others nothing is measured
 
@@ -113,7 +116,7 @@ class Neighbour:
 
     def keep_going(self) -> None:
         """Start it again if it has ended."""
-        if select.select([self.ended], [], [], 0.0)[0]:
+        if await_readable([self.ended], 0.0):
             what = self.what
             with held():
                 self.stop()
@@ -362,9 +365,7 @@ class Testbed:
             instance = runtime.start(self.attempt(job, threads, group), cores, weight)
         except (JobFailedError, RuntimeUnavailableError, OSError) as error:
             raise InputError(f"job {job.name}: {error}") from error
-        if instance.ended < 0:
-            runtime.remove(instance)
-            raise InputError(f"job {job.name}: its container ended at once")
+        require_running(runtime, instance)
         return instance
 
     def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
@@ -498,12 +499,34 @@ def on_time(policy: int) -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def require_running(runtime: Runtime, instance: Instance) -> None:
+    """
+    Make sure that a job which was just started can be followed to its end.
+
+    :param runtime: who runs it
+    :param instance: the job; removed if it is refused
+    :raises InputError: if it has ended already; with its last lines
+    """
+    if instance.ended >= 0:
+        return
+    name = instance.attempt.job.name
+    try:
+        code, tail = runtime.outcome(instance)
+        said = " ".join(tail.split()) or "it said nothing"
+        raise InputError(f"job {name}: ended at once with exit code {code}: {said}")
+    except RuntimeUnavailableError as error:
+        raise InputError(f"job {name}: ended at once: {error}") from error
+    finally:
+        with contextlib.suppress(RuntimeUnavailableError):
+            runtime.remove(instance)
+
+
 def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
     """Wait for a job's end, or for its time to be up; what runs beside it is kept running."""
     give_up_s = time.monotonic() + limit_s
     while (left_s := give_up_s - time.monotonic()) > 0.0:
         files = [instance.ended, *([neighbour.ended] if neighbour else [])]
-        ready = select.select(files, [], [], None if math.isinf(left_s) else left_s)[0]
+        ready = await_readable(files, min(left_s, LONGEST_WAIT_S))
         if instance.ended in ready:
             return True
         if neighbour and ready:

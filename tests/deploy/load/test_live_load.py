@@ -238,6 +238,22 @@ def test_a_stall_is_seen_at_its_full_length(probe: Probe, server: memcached.Memc
     assert 0.3 * stall_s < float(np.mean(latencies)) < 0.8 * stall_s
 
 
+def test_a_probe_that_was_late_itself_says_so_and_a_slow_memcached_is_not_blamed_on_it(
+    probe: Probe, server: memcached.Memcached
+) -> None:
+    shares = []
+    for stopped in (server.pid, probe.process.pid):
+        start_s = time.monotonic()
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(stopped, signal.SIGCONT)
+        wait_for(probe, start_s + 0.5)
+        shares.append(probe.own_late(start_s, start_s + 0.5))
+        assert max(probe.between(start_s, start_s + 0.3)) > 0.2
+    assert shares[0] < 0.2  # others use this machine, too
+    assert 0.5 < shares[1] < 0.8
+
+
 def test_what_is_never_answered_counts_as_late(probe: Probe, server: memcached.Memcached) -> None:
     start_s = time.monotonic()
     os.kill(server.pid, signal.SIGSTOP)
@@ -305,8 +321,8 @@ read 1 2
 
 
 def test_a_row_holds_the_percentiles() -> None:
-    row = mcperf.format_row([float(i) for i in range(1, 1001)], 9e3, 9000, 1.5, 2.5)
+    row = mcperf.format_row([float(i) for i in range(1, 1001)], 9e3, 9000, 1.5, 2.5, 0.02)
     words = dict(zip(mcperf.HEADER.split()[1:], row.split()[1:], strict=True))
     assert (words["p50"], words["p95"], words["p999"]) == ("500.0", "950.0", "999.0")
     assert (words["avg"], words["min"]) == ("500.5", "1.0")
-    assert (words["ts_start"], words["ts_end"]) == ("1500", "2500")
+    assert (words["ts_start"], words["ts_end"], words["client_late"]) == ("1500", "2500", "0.0200")

@@ -104,7 +104,7 @@ def outcome() -> run_report.Outcome:
 
 
 INTERVALS = [
-    mcperf.Row(p95_us, 9e4, 9.1e4, 10.0 * i - 10.0, 10.0 * i)
+    mcperf.Row(p95_us, 9e4, 9.1e4, 10.0 * i - 10.0, 10.0 * i, 0.02 * (i == 4), 0.03 * (i == 2))
     for i, p95_us in enumerate((300.0, 400.0, 900.0, 500.0, 2000.0))
 ]
 
@@ -115,8 +115,8 @@ INTERVALS = [
 def test_the_report_has_the_agreed_keys(reported: Path) -> None:
     written = json.loads((reported / "report.json").read_text())
     assert list(written) == [
-        "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "actuations", "overruled",
-        "reaction_ms", "loop", "restored",
+        "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "spoiled", "actuations",
+        "overruled", "reaction_ms", "loop", "restored",
     ]  # fmt: skip
     assert list(written["jobs"]["vips"]) == [
         "exit_code", "start_s", "end_s", "paused_s", "retries",
@@ -164,6 +164,9 @@ class SteadyProbe:
 
     def between(self, start_s: float, end_s: float) -> list[float]:
         return [1e-4] * round(1000.0 * (end_s - start_s))
+
+    def own_late(self, start_s: float, end_s: float) -> float:
+        return 0.0
 
 
 def interval_log(folder: Path, probe: SteadyProbe) -> IntervalLog:
@@ -227,7 +230,7 @@ def test_the_interval_in_which_the_last_job_ended_is_waited_for(
     Recorder(tmp_path, scenario, time.monotonic()).close()
     started_s = started_at_s(tmp_path)
     rows = [
-        mcperf.format_row([100.0], 9e3, 9000, started_s + start_s, started_s + start_s + 0.5)
+        mcperf.format_row([100.0], 9e3, 9000, started_s + start_s, started_s + start_s + 0.5, 0.0)
         for start_s in (0.0, 0.5)
     ]
     path = tmp_path / LOAD_FILE
@@ -259,7 +262,7 @@ def test_malformed_output_of_the_load_is_said_in_one_line_and_the_rest_is_writte
     Recorder(tmp_path, scenario, time.monotonic()).close()
     start_s = started_at_s(tmp_path)
     rows = [
-        mcperf.format_row([100.0], 9e3, 9000, start_s + i * 0.01, start_s + (i + 1) * 0.01)
+        mcperf.format_row([100.0], 9e3, 9000, start_s + i * 0.01, start_s + (i + 1) * 0.01, 0.0)
         for i in (0, 1)
     ]
     (tmp_path / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, bad, ""]))
@@ -467,7 +470,7 @@ def test_the_view_takes_p95_from_the_load_where_there_is_no_probe(
     recorder = Recorder(tmp_path, scenario, time.monotonic())
     recorder.sample(now := moment(scenario, 1.0, JobState.RUNNING), now.applied)
     reader = live_view.Reader(tmp_path)
-    row = mcperf.format_row([900.0], 9e4, 90000, 1.0, 2.0)
+    row = mcperf.format_row([900.0], 9e4, 90000, 1.0, 2.0, 0.0)
     with (tmp_path / LOAD_FILE).open("a") as load:
         load.write(mcperf.HEADER + "\n" + row[:20])
         load.flush()

@@ -1,6 +1,7 @@
 """Characterising the real machine with real programs, and what stops it beforehand."""
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -22,6 +23,7 @@ from env.errors import InputError
 from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import load_profile
 from tests.training.machine.conftest import CONTENT
+from training.machine import actuation
 from training.machine import testbed as testbed_module
 from training.machine.actuation import CHANGES, STARTS
 from training.machine.characterisation import machine_name, main
@@ -208,6 +210,34 @@ def test_a_job_that_only_an_image_has_runs_in_a_container(
             testbed.require_images([boxed.model_copy(update={"image": "no-such/image:1"})])
     assert contained["start_s"] > plain["start_s"]
     assert contained["cpu_s"] == pytest.approx(plain["cpu_s"], rel=0.5)
+    assert not left_behind()
+
+
+@live
+@pytest.mark.skipif(shutil.which("dockerd") is None, reason="needs dockerd")
+def test_a_container_that_ends_at_once_is_reported_with_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = ("sh", "-c", "echo no such input >&2; exit 3")
+    job = Job(name="brief", image=STRESS_IMAGE, command=fails, threads=(1,), memory_mib=64)
+    monkeypatch.setattr(testbed_module, "needs_docker", lambda job: True)
+    monkeypatch.setattr(actuation, "ACTUATED", job)
+    said = "job brief: (ended at once with exit code 3|failed with 3): no such input"
+    with open_testbed(tmp_path / "work", despite_load=True) as testbed:
+        testbed.require_images([job])
+        for _ in range(5):
+            with pytest.raises(InputError, match=said):
+                testbed.time_job(job, 1, (0,))
+        for _ in range(10):
+            try:
+                actuation.time_runtime(testbed, testbed.containers, actuation.Stopwatch("docker"))
+            except InputError as error:
+                assert re.search(said, str(error))
+                break
+            except FileNotFoundError:  # it had time to end after its start was seen
+                continue
+        else:
+            pytest.fail("never seen to have ended at once")
     assert not left_behind()
 
 
