@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deploy.assembly import Parts, assembled, require_vcpus, steered
+from deploy.assembly import Parts, assembled, steered
 from deploy.load.probe import RATE_QPS
 from deploy.load.slo_monitor import PROBE_LIMIT_S, SloMonitor
 from deploy.loop.live_machine import LiveMachine
+from deploy.requirements import require
 from deploy.safety import guardian
 from deploy.settings import Settings
 from env.action import edit_table, legal_edits
@@ -141,7 +142,7 @@ class Episode:
         self.closed = False
         self._changes = self._edits = self._decisions = 0
         self._sums = dict.fromkeys(TERMS, 0.0)
-        require_vcpus(scenario)
+        require(scenario, settings)
         with contextlib.ExitStack() as stack:
             self._take_hold(settings, stack)
             self._await_load(settings)

@@ -23,7 +23,7 @@ def held() -> Iterator[None]:
 
 
 def interrupt_on_stop() -> None:
-    """Turn what asks this program to end into a `KeyboardInterrupt` from now on."""
+    """Turn what asks this program to end into a `KeyboardInterrupt(number)` from now on."""
     for number in STOPPING:
         signal.signal(number, _interrupt)
 
@@ -32,4 +32,4 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     """Only once: a second signal must not keep a program from stopping what it started."""
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
