@@ -5,6 +5,7 @@ python deploy.py --checkpoint best.zip --scenario cca-2025 --memcached 127.0.0.1
 """
 
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -31,4 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Until something has to be undone, Ctrl-C ends it without a word, as other signals do.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.policy import Policy
-from deploy.jobs.docker_ready import require_docker
-from deploy.jobs.placement import online_vcpus
 from deploy.jobs.runtimes import ProcessRuntime, Runtime, RuntimeUnavailableError
 from deploy.linux import realtime, service_process
 from deploy.linux.cgroups import (
@@ -36,7 +34,8 @@ from deploy.records.state import STATE_FILE, State, StateFolder, as_json, claim
 from deploy.safety.guardian import Guardian, make_safe
 from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
-from env.errors import InputError
+from env.allocation import Weight
+from env.errors import InputError, os_reason
 from env.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -112,9 +111,6 @@ def assembled(
     :param listeners: are told every event; the list may grow
     :raises InputError: if the machine, memcached or the folders are not fit for it
     """
-    require_period(scenario)
-    if settings.runtime == "docker" and not (settings.dry_run or settings.resume):
-        require_docker(docker_address(settings))
     with contextlib.ExitStack() as stack:
         folder = StateFolder(settings.folder)
         folder.lock()
@@ -192,6 +188,11 @@ def steered(
     actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder)
     if not settings.resume:
         folder.begin(state)
+        try:
+            _require_groups(actuator, groups)
+        except OSError as error:
+            end(state, folder, runtime, hierarchy, False, recorder)
+            raise InputError(f"background: cannot be had: {os_reason(error).lower()}") from error
     guardian.watch(folder.path / STATE_FILE)
     steering = Steering(parts.machine(actuator, guardian))
     if settings.resume:
@@ -244,35 +245,6 @@ def end(
         recorder.event("custom", SCHEDULER, detail=in_words(state))
         folder.clear()
     return faults
-
-
-def require_vcpus(scenario: Scenario) -> None:
-    """
-    Make sure that this machine has the scenario's vCPUs.
-
-    :param scenario: the problem
-    :raises InputError: if it does not
-    """
-    wanted, online = scenario.machine.vcpus, online_vcpus()
-    if not set(range(wanted)) <= set(online):
-        raise InputError(
-            f"scenario {scenario.name}: wants {wanted} vCPUs; this machine has {len(online)}"
-        )
-
-
-def require_period(scenario: Scenario) -> None:
-    """
-    Make sure that the loop beats often enough for the guardian.
-
-    :param scenario: the problem
-    :raises InputError: if the guardian would take the loop for dead between two polls
-    """
-    period_s = scenario.control.period_s
-    if period_s > LONGEST_PERIOD_S:
-        raise InputError(
-            f"scenario {scenario.name}: control.period_s: {period_s:g} s; a deployment polls every "
-            f"{LONGEST_PERIOD_S:g} s or more often"
-        )
 
 
 def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> State:
@@ -414,6 +386,18 @@ def group_maker(
     state.background = LEAST_WEIGHT[hierarchy.version]
     beside = job_groups_beside(hierarchy, service_pid)
     return lambda job: beside(f"coretide-{state.nonce}-{job}")
+
+
+def _require_groups(actuator: Actuator, groups: Callable[[str], JobGroup] | None) -> None:
+    """
+    Make the first job's group: where it cannot be had, no job's can.
+
+    :raises OSError: if the machine does not allow it
+    """
+    if groups is not None:
+        first = next(iter(actuator.jobs.values()))
+        first.make_group()
+        groups(first.job.name).set_weight(Weight.BACKGROUND)
 
 
 def cpuacct() -> Path | None:

@@ -7,64 +7,66 @@ background work beside memcached for a second, to see that it really yields.
 
 import contextlib
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.assembly import LONGEST_PERIOD_S, docker_address, find_service, usable_hierarchy
+from deploy.assembly import begin_state, docker_address, find_service, usable_hierarchy
 from deploy.deployment import EXIT_FAILED, EXIT_OK
-from deploy.jobs.placement import online_vcpus, set_policy
+from deploy.jobs.placement import set_policy
 from deploy.jobs.yielding import RunDelay, run_delay
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
-from deploy.linux.own_folder import OwnFolder
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.signals import held
-from deploy.records.state import claim
+from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, StateFolder, claim
+from deploy.requirements import (
+    FAULT,
+    OK,
+    WARNING,
+    Finding,
+    docker_answers,
+    folders,
+    groups,
+    period,
+    vcpus,
+)
+from deploy.safety.guardian import Guardian
 from deploy.settings import Settings
 from env.allocation import Weight
 from env.errors import InputError, os_reason
 from env.scenario import Scenario
-
-OK, WARNING, FAULT = "ok", "warn", "FAIL"
 
 LARGEST_RATIO, LARGEST_RISE = 1.5, 0.3
 """What background work may make of memcached's run delay [s per CPU second], and add to it; work of
 memcached's own weight adds 0.5 to 1."""
 
 LATENESS_LIMIT_MS = 5.0
-LEAST_DISK_MIB = 200
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one look at the machine has shown."""
-
-    verdict: str
-    what: str
-    found: str
-
-
-def check(scenario: Scenario, settings: Settings) -> int:
+def check(scenario: Scenario, settings: Settings, guardian: Guardian) -> int:
     """
     Look at everything a deployment needs, and print what was found.
 
     :param scenario: the problem
     :param settings: the deployment's, with the addresses of memcached and Docker
+    :param guardian: gives memcached its vCPUs back if this process dies while it tries them
     :return: the exit code: 0 if nothing stands in the way
     """
     hierarchy = usable_hierarchy()
     looks: list[Callable[[], Iterator[Finding]]] = [
-        lambda: _machine(scenario),
-        lambda: _service(scenario, settings, hierarchy),
+        lambda: vcpus(scenario),
+        lambda: _memory(scenario),
+        lambda: groups(settings),
+        lambda: _service(scenario, settings, hierarchy, guardian),
         lambda: _docker(scenario, settings),
-        lambda: _folders(settings),
-        lambda: _clock(scenario),
+        lambda: folders(settings),
+        lambda: period(scenario),
+        _clock,
         lambda: _vcpu_times(scenario, hierarchy),
     ]
     worst = EXIT_OK
@@ -76,13 +78,7 @@ def check(scenario: Scenario, settings: Settings) -> int:
     return worst
 
 
-def _machine(scenario: Scenario) -> Iterator[Finding]:
-    wanted, online = scenario.machine.vcpus, online_vcpus()
-    verdict = OK if set(range(wanted)) <= set(online) else FAULT
-    yield Finding(verdict, "vCPUs", f"{len(online)} online, the scenario has {wanted}")
-    allowed = os.sched_getaffinity(0)
-    verdict = OK if set(range(wanted)) <= allowed else FAULT
-    yield Finding(verdict, "vCPUs this process may use", ",".join(map(str, sorted(allowed))))
+def _memory(scenario: Scenario) -> Iterator[Finding]:
     memory = _memory_mib()
     jobs_mib = sum(job.memory_mib for job in scenario.jobs)
     verdict = (
@@ -97,41 +93,84 @@ def _machine(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _service(
-    scenario: Scenario, settings: Settings, hierarchy: Hierarchy | None
+    scenario: Scenario, settings: Settings, hierarchy: Hierarchy | None, guardian: Guardian
 ) -> Iterator[Finding]:
-    """memcached, and the groups that are made beside it."""
+    """memcached, and what can be done beside it."""
     sensor = ServiceSensor(settings.host, settings.port)
     with contextlib.closing(sensor):
         try:
             who = find_service(sensor, settings, time.monotonic())
         except InputError as error:
-            yield Finding(FAULT, "memcached", str(error))
-            yield from _background(hierarchy, settings, None)
+            where, _, found = str(error).partition(": ")
+            yield Finding(FAULT, where, found)
             return
         workers = sensor.stats.threads
     verdict = OK if workers == scenario.service.threads else WARNING
     yield Finding(
         verdict,
-        "memcached",
-        f"{settings.host}:{settings.port}: process {who.pid}, {workers} worker threads; "
-        f"the scenario has {scenario.service.threads}",
+        f"memcached at {settings.host}:{settings.port}",
+        f"process {who.pid}, {workers} worker threads; the scenario has {scenario.service.threads}",
     )
     yield _cycles(who)
-    yield _moves(scenario, who)
-    yield from _background(hierarchy, settings, who)
+    try:
+        with (
+            held(),
+            claim(),  # a loop that steers it would be overwritten
+            _written_down(scenario, settings, hierarchy, who) as state_file,
+        ):
+            guardian.watch(state_file)
+            tried = [_moves(scenario, who)]
+            guardian.stop()
+            tried += _background(hierarchy, settings, who)
+    except (InputError, OSError) as error:
+        tried = [Finding(FAULT, "nothing can be tried", _reason(error))]
+    yield from tried
+
+
+@contextlib.contextmanager
+def _written_down(
+    scenario: Scenario,
+    settings: Settings,
+    hierarchy: Hierarchy | None,
+    who: service_process.Identity,
+) -> Iterator[Path]:
+    """
+    Let the guardian and `--restore` know what is tried, should this program be killed meanwhile.
+
+    :return: the file that says it
+
+    :raises InputError: if the state folder holds a deployment, or memcached is in the background
+    """
+    folder = StateFolder(settings.folder)
+    folder.lock()
+    try:
+        state = begin_state(scenario, replace(settings, runtime="process", resume=False), folder)
+        state.scenario = f"a check of {scenario.name}"  # nothing that could be resumed
+        state.service = ServiceRecord(who.pid, who.started, service_process.affinities(who.pid))
+        if hierarchy is not None:
+            group = _trial_group(hierarchy, who)
+            state.jobs["check"] = JobRecord(
+                group=str(group.path), weight_file=str(group.weight_file)
+            )
+        folder.begin(state)
+        try:
+            yield folder.path / STATE_FILE
+        finally:
+            folder.clear()
+    finally:
+        folder.unlock()
 
 
 def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
     what = "memcached's vCPUs"
+    had = service_process.affinities(who.pid)
     try:
-        with held(), claim():  # a loop that steers it would be overwritten
-            had = service_process.affinities(who.pid)
-            try:
-                for cores in scenario.service.sets:
-                    service_process.pin(who.pid, cores)
-            finally:
-                service_process.restore(who, had)
-    except (InputError, OSError) as error:
+        try:
+            for cores in scenario.service.sets:
+                service_process.pin(who.pid, cores)
+        finally:
+            service_process.restore(who, had)
+    except OSError as error:
         return Finding(FAULT, what, f"cannot be set: {_reason(error)}")
     return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
 
@@ -145,27 +184,19 @@ def _cycles(who: service_process.Identity) -> Finding:
     return Finding(OK, what, "are counted")
 
 
+def _trial_group(hierarchy: Hierarchy, who: service_process.Identity) -> JobGroup:
+    return job_groups_beside(hierarchy, who.pid)(f"coretide-check-{os.getpid()}")
+
+
 def _background(
-    hierarchy: Hierarchy | None, settings: Settings, who: service_process.Identity | None
+    hierarchy: Hierarchy | None, settings: Settings, who: service_process.Identity
 ) -> Iterator[Finding]:
     """How jobs get out of memcached's way, and whether they do."""
-    group = None
-    if hierarchy is None:
-        verdict = FAULT if settings.runtime == "docker" else WARNING
-        yield Finding(verdict, "control groups", "cannot be written by this user")
-        if verdict == FAULT:
-            return
+    group = None if hierarchy is None else _trial_group(hierarchy, who)
+    if group is None:
         yield _normal_weight()
-    else:
-        yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
-        try:
-            make = job_groups_beside(hierarchy, who.pid if who else "self")
-            group = make(f"coretide-check-{os.getpid()}")
-        except (InputError, OSError) as error:
-            yield Finding(FAULT, "background", str(error))
-            return
     try:
-        with held(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             mechanism = "SCHED_IDLE of threads"
             if group is not None:
                 stack.callback(group.remove)
@@ -173,14 +204,14 @@ def _background(
                 group.set_weight(Weight.BACKGROUND)
                 version = group.hierarchy.version
                 mechanism = f"{group.background} of control groups, version {version}"
-            delay = _run_delay(who, settings, group) if who else None
+            delay = _run_delay(who, settings, group)
     except OSError as error:
         yield Finding(FAULT, "background", f"cannot be had: {_reason(error)}")
         return
     yield Finding(OK, "background", mechanism)
     if isinstance(delay, Finding):
         yield delay
-    elif delay is not None:
+    else:
         yields = delay.beside < LARGEST_RATIO * delay.alone + LARGEST_RISE
         yield Finding(
             OK if yields else WARNING,
@@ -203,7 +234,7 @@ def _run_delay(
 def _normal_weight() -> Finding:
     """Without groups background weight is a scheduling class, which not everybody may leave."""
     what = "normal weight after background"
-    with held(), subprocess.Popen(["sleep", "10"]) as process:
+    with subprocess.Popen(["sleep", "10"]) as process:
         try:
             for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
                 set_policy(process.pid, policy)
@@ -218,23 +249,20 @@ def _normal_weight() -> Finding:
 def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
     if settings.runtime != "docker":
         return
-    import docker
-
     from deploy.jobs.containers import connect
 
-    try:
-        client = connect(docker_address(settings))
-        info: dict[str, Any] = client.info()
-    except (docker.errors.DockerException, OSError, InputError) as error:
-        said = str(error) if isinstance(error, InputError) else "is it running, and are you root?"
-        yield Finding(FAULT, "Docker", f"cannot be reached: {said}")
+    answers = list(docker_answers(settings))
+    yield from answers
+    if answers[0].verdict == FAULT:
         return
+    client = connect(docker_address(settings))
     with contextlib.closing(client):
+        info: dict[str, Any] = client.info()
         driver = info.get("CgroupDriver", "?")
         yield Finding(
             OK if driver == "cgroupfs" else WARNING,
-            "Docker",
-            f"{info.get('ServerVersion')}, cgroup driver {driver}"
+            "Docker's cgroup driver",
+            driver
             + ("" if driver == "cgroupfs" else ": jobs' groups must be slices, which is untested"),
         )
         lives = bool(info.get("LiveRestoreEnabled"))
@@ -245,45 +273,14 @@ def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
         )
         for image in sorted({job.image for job in scenario.jobs}):
             there = bool(image) and bool(client.images.list(name=image))
-            yield Finding(OK if there else FAULT, f"image {image}", "there" if there else "missing")
+            found = "there" if there else "missing: its jobs fail, the others run"
+            yield Finding(OK if there else WARNING, f"image {image}", found)
 
 
-def _folders(settings: Settings) -> Iterator[Finding]:
-    for what, folder in (("state", settings.folder), ("report", settings.report)):
-        path = folder.absolute()
-        while not os.path.exists(path):  # noqa: PTH110 - pathlib's raises where it may not look
-            path = path.parent
-        free_mib = shutil.disk_usage(path).free >> 20
-        found, verdict = f"{path}: {free_mib} MiB free", FAULT
-        if not path.is_dir():
-            found = f"{path}: is no folder"
-        elif not os.access(path, os.W_OK | os.X_OK):
-            found = f"{path}: may not be written by this user"
-        elif path == folder.absolute() and (reason := _refusal(path, what == "state")):
-            found = f"{path}: {reason}"
-        elif free_mib < LEAST_DISK_MIB:
-            found += f", {LEAST_DISK_MIB} are needed"
-        else:
-            verdict = OK
-        yield Finding(verdict, f"folder of the {what}", found)
-
-
-def _refusal(folder: Path, closed: bool) -> str:
-    """Why a deployment would refuse a folder that exists; empty if it would take it."""
-    try:
-        OwnFolder(folder, closed).close()
-    except OSError as error:
-        return os_reason(error)
-    return ""
-
-
-def _clock(scenario: Scenario) -> Iterator[Finding]:
+def _clock() -> Iterator[Finding]:
     source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     with contextlib.suppress(OSError):
         yield Finding(OK, "clock", source.read_text(encoding="utf-8").strip())
-    period_ms, most_ms = 1e3 * scenario.control.period_s, 1e3 * LONGEST_PERIOD_S
-    verdict = OK if period_ms <= most_ms else FAULT
-    yield Finding(verdict, "period", f"{period_ms:g} ms, a deployment allows {most_ms:g}")
     late_ms = []
     for _ in range(40):
         before = time.monotonic()
@@ -313,7 +310,7 @@ def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Fin
 
 
 def _reason(error: InputError | OSError) -> str:
-    """Why something cannot be done, without the system's error numbers."""
+    """Why something cannot be done, without numbers of the system's."""
     return os_reason(error).lower() if isinstance(error, OSError) else str(error)
 
 

@@ -1,13 +1,15 @@
 """The command line of `deploy.py`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import agents
 from deploy import deployment
 from deploy.linux.machine_lock import runtime_folder
+from deploy.linux.signals import interrupt_on_stop
+from deploy.records.terminal import complain
 from deploy.safety.guardian import Guardian
 from deploy.settings import Settings
 from env.errors import exit_on_bad_input
@@ -95,13 +97,23 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
     )
     with exit_on_bad_input():
         if arguments.restore:
-            return deployment.restore(settings)
+            return _ended_in_order(lambda: deployment.restore(settings), "; use --restore again")
         scenario = load_scenario(arguments.scenario)
         if arguments.check:
             from deploy.check import check
 
-            return check(scenario, settings)
+            return _ended_in_order(lambda: check(scenario, settings, guardian))
         policy = agents.make(arguments.policy or arguments.checkpoint)
         agents.warn(policy, scenario)
         return deployment.run(scenario, policy, settings, guardian)
     raise AssertionError("not reached")
+
+
+def _ended_in_order(command: Callable[[], int], advice: str = "") -> int:
+    """The exit code of a command that a signal ends with one line."""
+    interrupt_on_stop()
+    try:
+        return command()
+    except KeyboardInterrupt as stop:
+        complain(f"stopped{advice}")
+        return 128 + int(stop.args[0])

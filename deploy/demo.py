@@ -31,6 +31,7 @@ from rich.table import Table
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
+from deploy.linux.signals import held, interrupt_on_stop
 from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
@@ -124,9 +125,9 @@ def measure(budget: Budget) -> str:
     shutil.rmtree(out, ignore_errors=True)  # this machine, as it is now
     with budget.step("measuring this machine", MEASURE_S):
         options = ["--scenario", "local", "--quick", "--out", str(out.resolve())]
-        command = helper_command("training.characterise", *options)
-        result = subprocess.run(command, check=False)
-    if result.returncode:
+        with child(helper_command("training.characterise", *options)) as process:
+            failed = process.wait() != 0
+    if failed:
         budget.console.print(
             "The machine could not be measured: the figures below are for the load and the SLO "
             "of another one.",
@@ -162,26 +163,46 @@ def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) ->
         command = [sys.executable, str(SCRIPT), chosen, policy, "--scenario", problem]
         command += ["--memcached", f"{server.host}:{server.port}", "--docker", url]
         command += ["--state", state, "--report", str(folder), "--no-pictures"]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        try:
+        restore = [sys.executable, str(SCRIPT), "--restore", "--state", state]
+        with (
+            child(command, restore, stdout=said, stderr=subprocess.STDOUT) as process,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
             process.wait(limit_s - END_S - DRAW_S)
-        except subprocess.TimeoutExpired:
-            _give_up(process, [sys.executable, str(SCRIPT), "--restore", "--state", state])
     if not (folder / REPORT_FILE).exists():
         raise InputError(f"no report of the run under {policy}: {folder}/deploy.txt has the reason")
     draw = helper_command("deploy.report", str(folder.resolve()))
     subprocess.run(draw, stdout=subprocess.DEVNULL, check=False)
 
 
-def _give_up(deployment: subprocess.Popen[bytes], restore: list[str]) -> None:
-    """Have the machine put right, by the deployment itself or after its end."""
-    deployment.terminate()
+@contextlib.contextmanager
+def child(
+    command: list[str], restore: list[str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """
+    A program that has ended when the `with` block has, whatever ends that.
+
+    :param command: the program and its arguments
+    :param restore: what is run after it if it has to be killed
+    :param options: of `subprocess.Popen`
+    """
+    with contextlib.ExitStack() as stack:
+        with held():  # what is started is known before anything may end this program
+            process = stack.enter_context(subprocess.Popen(command, **options))
+            stack.callback(_give_up, process, restore)
+        yield process
+
+
+def _give_up(process: subprocess.Popen[bytes], restore: list[str] | None) -> None:
+    """Have the machine put right, by the program itself or after its end."""
+    process.terminate()
     try:
-        deployment.wait(END_S)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
-        deployment.kill()
-        deployment.wait()
-        subprocess.run(restore, check=False)
+        process.kill()
+        process.wait()
+        if restore is not None:
+            subprocess.run(restore, check=False)
 
 
 @contextlib.contextmanager
@@ -198,19 +219,14 @@ def loaded(server: memcached.Memcached, scenario: Scenario, output: Path) -> Ite
     options += ["--trace-seed", str(TRACE_SEED), "--interval", str(load.interval_s)]
     options += ["--qps-min", str(load.qps_min), "--qps-max", str(load.qps_max)]
     options += ["--duration", str(load.duration_s)]
-    with output.open("w") as text:
-        command = helper_command("deploy.load", *options)
-        process = subprocess.Popen(command, stdout=text, stderr=subprocess.PIPE)
-    try:
+    command = helper_command("deploy.load", *options)
+    with output.open("w") as text, child(command, stdout=text, stderr=subprocess.PIPE) as process:
         while "#type" not in output.read_text(encoding="utf-8"):
             if process.poll() is not None:
                 said = process.stderr.read().decode() if process.stderr else ""
                 raise InputError(f"the load could not start: {said.strip()}")
             time.sleep(0.02)
         yield
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
@@ -282,6 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     line = OneLineParser(prog="python -m deploy.demo", description=__doc__.splitlines()[1])
     line.parse_args(argv)
+    interrupt_on_stop()
     console = Console()
     budget = Budget(console)
     with (

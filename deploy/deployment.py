@@ -19,7 +19,6 @@ from deploy.assembly import (
     docker_address,
     find_service,
     make_runtime,
-    require_vcpus,
     steered,
     usable_hierarchy,
 )
@@ -33,6 +32,7 @@ from deploy.records.lines import LineFile
 from deploy.records.recorder import LOAD_FILE, Event
 from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
+from deploy.requirements import require
 from deploy.safety.guardian import Guardian
 from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
@@ -66,8 +66,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     :raises InputError: if it cannot begin
     """
     policy.reset(scenario)
-    if not settings.dry_run:
-        require_vcpus(scenario)
+    require(scenario, settings)
     listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
@@ -155,6 +154,7 @@ def _restore_lost(
         docker = docker_address(settings)
     found = leftovers.find(folder, hierarchy, docker)
     if not (trouble or found.nonces or found.unknown):
+        folder.clear()
         print(f"nothing to restore in {folder.path}")
         return EXIT_OK
     complain(trouble or f"{folder.path}: the state is gone")

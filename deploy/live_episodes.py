@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deploy.assembly import Parts, assembled, require_vcpus, steered
+from deploy.assembly import Parts, assembled, steered
 from deploy.load.probe import RATE_QPS
 from deploy.load.slo_monitor import PROBE_LIMIT_S, SloMonitor
 from deploy.loop.live_machine import LiveMachine
+from deploy.requirements import require
 from deploy.safety import guardian
 from deploy.settings import Settings
 from env.action import edit_table, legal_edits
@@ -56,13 +57,13 @@ class LiveBackend:
     :param scenario: the problem
     :param settings: names memcached's address and the jobs' runtime; each episode has a folder of
         its own in the folder of the report
-    :raises InputError: if this machine has not the scenario's vCPUs
+    :raises InputError: if this machine is not fit for it
     """
 
     makes_load = False
 
     def __init__(self, scenario: Scenario, settings: Settings):
-        require_vcpus(scenario)
+        require(scenario, settings)
         self._scenario = scenario
         self._settings = settings
         # Python's own numbers are faster, one by one.

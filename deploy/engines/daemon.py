@@ -19,6 +19,7 @@ from pathlib import Path
 
 from deploy.linux.cgroups import JobGroup, find_hierarchy, members
 from deploy.linux.readiness import await_readable
+from deploy.linux.signals import held
 from env.allocation import Weight
 from env.errors import InputError
 
@@ -124,12 +125,12 @@ def running(folder: Path) -> Iterator[Daemon]:
 
     :param folder: see `start`
     """
-    daemon = start(folder)
-    try:
+    with contextlib.ExitStack() as stack:
+        with held():  # what is started is known before anything may end this program
+            daemon = start(folder)
+            stack.callback(remove, folder)
+            stack.callback(stop, daemon)
         yield daemon
-    finally:
-        stop(daemon)
-        remove(folder)
 
 
 def _private(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.linux.readiness import await_readable
+from deploy.linux.signals import held
 from env.errors import InputError
 
 HOST = "127.0.0.1"
@@ -87,11 +88,11 @@ def running(threads: int, port: int = 0) -> Iterator[Memcached]:
     :param threads: number of worker threads
     :param port: TCP port on loopback; 0 takes a free one
     """
-    server = start(threads, port)
-    try:
+    with contextlib.ExitStack() as stack:
+        with held():  # what is started is known before anything may end this program
+            server = start(threads, port)
+            stack.callback(stop, server)
         yield server
-    finally:
-        stop(server)
 
 
 def answering_pid(host: str, port: int, limit_s: float = 1.0) -> int:

@@ -1,4 +1,4 @@
-"""The signals that ask a program to end, and how it ends without leaving anything behind."""
+"""What asks a program to end, and how it does so without leaving anything behind."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold back the signals of `STOPPING` for a short while that must not be broken off."""
+    """Hold back what asks this program to end, for a short while that must not be broken off."""
     came: list[int] = []
     before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in STOPPING}
     try:
@@ -23,7 +23,7 @@ def held() -> Iterator[None]:
 
 
 def interrupt_on_stop() -> None:
-    """Have the signals of `STOPPING` raise `KeyboardInterrupt` from now on."""
+    """Turn what asks this program to end into a `KeyboardInterrupt(number)` from now on."""
     for number in STOPPING:
         signal.signal(number, _interrupt)
 
@@ -32,4 +32,4 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     """Only once: a second signal must not keep a program from stopping what it started."""
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)

@@ -20,6 +20,7 @@ from deploy.records.proof import prepare
 from env.errors import InputError
 
 STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
+NEW_FILE = f"{STATE_FILE}.new"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -151,15 +152,15 @@ class StateFolder:
         :param state: the deployment
         :raises OSError: if the disk refuses it
         """
-        new = self.path / f"{STATE_FILE}.new"
+        new = self.path / NEW_FILE
         new.write_text(json.dumps(as_json(state)), encoding="utf-8")
         new.replace(self.path / STATE_FILE)
 
     def clear(self) -> None:
         """Forget a deployment that has ended; its proofs go too, and what processes have left."""
         self._remove_attempts()  # before the state: nothing is left that none speaks of
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / STATE_FILE).unlink()
+        (self.path / NEW_FILE).unlink(missing_ok=True)  # of a loop that was killed as it wrote
+        (self.path / STATE_FILE).unlink(missing_ok=True)
 
     def set_aside(self) -> None:
         """Keep a state that cannot be read for whoever wants to look at it, and forget it."""

@@ -6,6 +6,7 @@ Everything is real but for the one thing that the fault's name says.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import runpy
@@ -22,6 +23,7 @@ import agents
 from agents.policy import Policy
 from deploy import assembly
 from deploy.linux import sensors
+from deploy.linux.cgroups import JobGroup
 from env.allocation import JobState
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy.py"
@@ -137,6 +139,13 @@ def restoring_raises() -> None:
     assembly.undo = undo
 
 
+def groups_cannot_be_made() -> None:
+    def create(group: JobGroup) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    JobGroup.create = create  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -145,6 +154,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-return-garbage": sensors_return_garbage,
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
+    "groups-cannot-be-made": groups_cannot_be_made,
 }
 
 

@@ -1,5 +1,6 @@
 """Whole deployments: jobs end once, memcached moves, and the machine is left as it was found."""
 
+import contextlib
 import json
 import os
 import signal
@@ -362,7 +363,7 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
     with claim():
         beside = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
         assert beside.finish() == 1
-        beside.expect("FAIL  memcached's vCPUs: .*another loop steers this machine already")
+        beside.expect("FAIL  nothing can be tried: another loop steers this machine already")
     slow = tmp_path / "slow.yaml"
     slow.write_text(scenario_file().read_text().replace("period_s: 0.025", "period_s: 0.5"))
     open_to_others = tmp_path / "open"
@@ -371,9 +372,54 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
     options = ("--memcached", "127.0.0.1:9", "--state", str(open_to_others))
     nobody = deploy("--check", *options, "--scenario", str(slow))
     assert nobody.finish() == 1
-    nobody.expect("FAIL  period: 500 ms, a deployment allows 200")
-    nobody.expect("FAIL  memcached: 127.0.0.1:9")
+    nobody.expect("FAIL  control.period_s: 500 ms, a deployment allows 200")
+    nobody.expect("FAIL  127.0.0.1:9: no memcached of this machine answers there")
     nobody.expect("FAIL  folder of the state: .*must be a folder of yours, closed to others")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("period", "vcpus", "memcached", "docker", "report", "state", "another loop"),
+        *("unfinished", "groups"),
+    ],
+)
+def test_what_the_check_calls_fail_is_refused_with_the_same_line(
+    deploy, server, scenario_file, groups_file, tmp_path, wrong
+):
+    path, before = scenario_file(), service_process.affinities(server.pid)
+    changes = {
+        "period": ("period_s: 0.025", "period_s: 0.5"),
+        "vcpus": ("vcpus: 2\n", "vcpus: 32\n"),
+    }
+    path.write_text(path.read_text().replace(*changes.get(wrong, ("", ""))))
+    (tmp_path / "file").touch()
+    options = {
+        "memcached": ["--memcached", "127.0.0.1:9"],
+        "docker": ["--runtime", "docker", "--docker", "unix:///no/such.sock"],
+        "report": ["--report", str(tmp_path / "file")],
+        "state": ["--state", str(tmp_path / "file")],
+    }
+    given = ["--policy", str(groups_file), "--scenario", str(path), "--runtime", "process"]
+    given += options.get(wrong, [])
+    broken = {"program": ("-m", "tests.live.faults", "groups-cannot-be-made")}
+    fault = broken if wrong == "groups" else {}
+    if wrong == "unfinished":
+        killed = deploy(*given)
+        killed.expect(r"update_cores \[0\]$")
+        killed.kill()
+        await_freed(server)
+    with claim() if wrong == "another loop" else contextlib.nullcontext():
+        checked = deploy(*given, "--check", **fault)
+        assert checked.finish() == 1
+        refused = deploy(*given, **fault)
+        assert refused.finish() == 2
+    failed = [line.split("  ", 1)[1] for line in checked.lines if line.startswith("FAIL")]
+    said = refused.lines[-1]
+    assert said.removeprefix("coretide: ") in [
+        line.removeprefix("nothing can be tried: ") for line in failed
+    ]
+    assert service_process.affinities(server.pid) == before
 
 
 def test_the_agent_imports_no_training_library(scenario_file):
@@ -405,7 +451,7 @@ def test_bad_options_are_one_line(deploy, scenario_file, tmp_path):
         (["--policy", "no-such"], "unknown policy no-such"),
         (["--scenario", "no-such"], "no-such: cannot be read as a scenario"),
         ([*nobody, "--runtime", "process"], "no memcached of this machine"),
-        ([*nobody, "--scenario", str(slow)], "control.period_s: 0.5 s; a deployment polls every"),
+        ([*nobody, "--scenario", str(slow)], "control.period_s: 500 ms, a deployment allows 200"),
         ([*nobody, "--docker", "tcp://10.0.0.1:2375"], "must be at unix:///PATH"),
     ):
         run = deploy(*options)

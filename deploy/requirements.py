@@ -1,0 +1,152 @@
+"""
+What a deployment needs of the machine, looked at without changing anything.
+
+`--check` says all of it; a deployment is refused with the first line that says FAIL.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.assembly import LONGEST_PERIOD_S, docker_address, usable_hierarchy
+from deploy.jobs.placement import online_vcpus
+from deploy.linux.own_folder import OwnFolder
+from deploy.settings import Settings
+from env.errors import InputError, os_reason
+from env.scenario import Scenario
+
+OK, WARNING, FAULT = "ok", "warn", "FAIL"
+
+LEAST_DISK_MIB = 200
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look at the machine has shown."""
+
+    verdict: str
+    what: str
+    found: str
+
+
+def require(scenario: Scenario, settings: Settings) -> None:
+    """
+    Make sure that nothing stands in the way of a deployment, or of a dry run.
+
+    :param scenario: the problem
+    :param settings: see there
+    :raises InputError: one line, as `--check` prints it
+    """
+    looks = [period(scenario)]
+    if not settings.dry_run:
+        looks += [vcpus(scenario), folders(settings), groups(settings)]
+        if settings.runtime == "docker" and not settings.resume:
+            looks.append(docker_answers(settings))
+    for look in looks:
+        for finding in look:
+            if finding.verdict == FAULT:
+                raise InputError(f"{finding.what}: {finding.found}")
+
+
+def vcpus(scenario: Scenario) -> Iterator[Finding]:
+    """
+    Whether this machine has the scenario's vCPUs, and lets this process use them.
+
+    :param scenario: the problem
+    """
+    wanted, online = scenario.machine.vcpus, online_vcpus()
+    verdict = OK if set(range(wanted)) <= set(online) else FAULT
+    yield Finding(verdict, "vCPUs", f"{len(online)} online, the scenario has {wanted}")
+    allowed = os.sched_getaffinity(0)
+    verdict = OK if set(range(wanted)) <= allowed else FAULT
+    found = f"{','.join(map(str, sorted(allowed)))}; the scenario's are 0 to {wanted - 1}"
+    yield Finding(verdict, "vCPUs this process may use", found)
+
+
+def period(scenario: Scenario) -> Iterator[Finding]:
+    """
+    Whether the loop beats often enough for the guardian, which else took it for dead.
+
+    :param scenario: the problem
+    """
+    period_ms, most_ms = 1e3 * scenario.control.period_s, 1e3 * LONGEST_PERIOD_S
+    verdict = OK if period_ms <= most_ms else FAULT
+    found = f"{period_ms:g} ms, a deployment allows {most_ms:g}"
+    yield Finding(verdict, "control.period_s", found)
+
+
+def groups(settings: Settings) -> Iterator[Finding]:
+    """
+    Whether control groups can be written, which containers cannot do without.
+
+    :param settings: say who runs the jobs
+    """
+    hierarchy = usable_hierarchy()
+    if hierarchy is not None:
+        yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
+        return
+    verdict = FAULT if settings.runtime == "docker" else WARNING
+    yield Finding(verdict, "control groups", "cannot be written by this user")
+
+
+def docker_answers(settings: Settings) -> Iterator[Finding]:
+    """
+    Whether Docker answers.
+
+    :param settings: say where it is
+    """
+    import docker  # late, as it takes memory: only who runs containers needs it
+
+    from deploy.jobs.containers import connect
+
+    try:
+        address = docker_address(settings)
+    except InputError as error:
+        yield Finding(FAULT, "Docker", str(error))
+        return
+    try:
+        with contextlib.closing(connect(address)) as client:
+            version = client.version()["Version"]
+    except (docker.errors.DockerException, OSError):
+        found = f"at {address} cannot be reached: is it running, and are you root? "
+        yield Finding(FAULT, "Docker", f"{found}--runtime process does without it")
+        return
+    yield Finding(OK, "Docker", f"{version} at {address}")
+
+
+def folders(settings: Settings) -> Iterator[Finding]:
+    """
+    Whether state and report can be written; a disk that is full costs records alone.
+
+    :param settings: say where they are
+    """
+    for what, folder in (("state", settings.folder), ("report", settings.report)):
+        path = folder.absolute()
+        while not os.path.exists(path):  # noqa: PTH110 - pathlib's raises where it may not look
+            path = path.parent
+        free_mib = shutil.disk_usage(path).free >> 20
+        found, verdict = f"{path}: {free_mib} MiB free", FAULT
+        if not path.is_dir():
+            found = f"{path}: is no folder"
+        elif not os.access(path, os.W_OK | os.X_OK):
+            found = f"{path}: may not be written by this user"
+        elif path == folder.absolute() and (reason := _refusal(path, what == "state")):
+            found = f"{path}: {reason}"
+        elif free_mib < LEAST_DISK_MIB:
+            found += f", {LEAST_DISK_MIB} are recommended"
+            verdict = WARNING
+        else:
+            verdict = OK
+        yield Finding(verdict, f"folder of the {what}", found)
+
+
+def _refusal(folder: Path, closed: bool) -> str:
+    """Why a deployment would refuse a folder that exists; empty if it would take it."""
+    try:
+        OwnFolder(folder, closed).close()
+    except OSError as error:
+        return os_reason(error)
+    return ""

@@ -1,0 +1,1 @@
+"""Whatever ends a command, and whenever, the machine is as it was found."""

@@ -1,0 +1,1 @@
+"""What is read of Linux and asked of it, with real processes."""
