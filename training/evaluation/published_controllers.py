@@ -135,7 +135,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     :param episodes: runs
     :param entropy: what is random follows from it
     """
-    scenario = load_scenario(PRM_SCENARIO)
+    scenario = load_scenario(PRM_SCENARIO).with_changes(delays={"starts_ahead": False})
     profile = read_profile(scenario.profile)
     starts = repeats_of(1, entropy, episodes)
     runs = run_episodes(
@@ -167,7 +167,8 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     :param entropy: what is random follows from it
     """
     scenario = load_scenario(case.scenario).with_changes(
-        load={"interval_s": case.interval_s}, delays={"docker_moves": True}
+        load={"interval_s": case.interval_s},
+        delays={"docker_moves": True, "starts_ahead": False},
     )
     profile = read_profile(scenario.profile)
     policy = agents.make(case.policy)
