@@ -16,3 +16,6 @@ KEEP, SERVICE, START, PLACE, PAUSE = 0, 1, 2, 3, 4
 
 # How an episode ended: all jobs are done, or it was cut off. 0 while it goes on.
 TERMINATED, TRUNCATED = 1, 2
+
+# What holds a host up for a moment: the clients send nothing, or the host takes the vCPUs away.
+STALL, STEAL = 1, 2

@@ -239,6 +239,8 @@ class Delays(_Part):
     :param sensor_noise: relative standard deviation of a reading
     :param docker_moves: a job's vCPUs, weight and quota change by calls to Docker, one after
         another, as in the published controllers, in place of being written directly
+    :param starts_ahead: containers are made ahead and wait for their jobs' starts; the published
+        controllers made each one when its start was decided
     """
 
     api_latency_median_s: PositiveFloat | None = None
@@ -248,6 +250,7 @@ class Delays(_Part):
     container_start_s: PositiveFloat | None = None
     sensor_noise: PositiveFloat | None = None
     docker_moves: bool = False
+    starts_ahead: bool = True
 
 
 class Scenario(_Part):

@@ -18,6 +18,7 @@ from env.control import ControlState, control_fields
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
+from env.simulator.profile import Parameter, Profile, load_profile
 from env.simulator.rates import next_event
 from env.simulator.sensing import sense
 
@@ -30,6 +31,19 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 settings.load_profile("coretide")
+
+
+HICCUPS = ("stalls_per_s", "stall_s", "steals_per_s", "steal_s")
+
+
+def with_hiccups(*values: float) -> Profile:
+    """The public profile with other rates and lengths, in the order of `HICCUPS`; none: calm."""
+    profile = load_profile("cca-2025")
+    host = {name: value for name, value in profile.host.items() if name not in HICCUPS}
+    for name, value in zip(HICCUPS, values, strict=False):
+        if value:
+            host[name] = Parameter(value=value, spread=0.3, source="a test")
+    return profile.model_copy(update={"host": host})
 
 
 @pytest.fixture(scope="session")
@@ -51,9 +65,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def calm(scenario: Scenario) -> EpisodeFactory:
+    return EpisodeFactory(scenario, with_hiccups())
+
+
 @pytest.fixture
-def rig(factory: EpisodeFactory) -> Rig:
-    return Rig(factory)
+def rig(calm: EpisodeFactory) -> Rig:
+    """A host without hiccups: nothing happens but what the test says."""
+    return Rig(calm)
 
 
 class Rig:

@@ -48,6 +48,19 @@ MIGRATION_COST_S = column(HOST_FIELDS, "migration_cost_s")
 RESUME_COST_S = column(HOST_FIELDS, "resume_cost_s")
 # Relative standard deviation of a CPU or request reading, on top of counting noise.
 SENSOR_NOISE = column(HOST_FIELDS, "sensor_noise")
+# [1/s] How often the clients stop sending for a moment, and then catch up.
+STALLS_PER_S = column(HOST_FIELDS, "stalls_per_s")
+# [s] Mean length of such a stall.
+STALL_S = column(HOST_FIELDS, "stall_s")
+# [1/s] How often the host takes all vCPUs away for a moment.
+STEALS_PER_S = column(HOST_FIELDS, "steals_per_s")
+# [s] Mean length of that.
+STEAL_S = column(HOST_FIELDS, "steal_s")
+# [s] From the decision to start a job to its running, where its container waits at a gate.
+GATE_LATENCY_S = column(HOST_FIELDS, "gate_latency_s")
+
+OPTIONAL_HOST_FIELDS = tuple(HOST_FIELDS[STALLS_PER_S:])
+"""A profile may lack these; they are 0 then, so that nothing of the kind happens."""
 
 
 COST_FIELDS: list[str] = []

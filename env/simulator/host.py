@@ -34,6 +34,9 @@ from env.reward import TERMS
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""
 
+TURNS = 3
+"""A hiccup begins, ends, and what it left behind is served: what a sensor's window may reach."""
+
 
 def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
     """
@@ -57,12 +60,24 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("host_params", real, (len(HOST_FIELDS),)),
         ("cost_params", real, (len(COST_FIELDS),)),
         ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
+        ("starts_ahead", whole),  # containers are made before their jobs' starts are decided
         ("random", whole, (2,)),
         # The load.
         ("interval", whole),
         ("interval_ends_s", real),
         ("load_qps", real),  # offered at the server now
         ("backlog", real),  # requests the clients are behind their schedule
+        # Stalls and steals (`env.simulator.hiccups`).
+        ("due_qps", real),  # by the clients' schedule, whether they stall or not
+        ("hiccup", whole),  # STALL, STEAL, or 0
+        ("hiccup_turns_s", real),  # when the next one begins, or this one ends; inf: there are none
+        ("hiccup_s", real),  # length of the last one
+        ("due_since_s", real),  # since when what came due in it has not been taken in
+        ("held", real),  # requests that stalling clients will send
+        ("counted", real),  # of the backlog: requests of a steal, whose latency is counted already
+        ("turned_s", real, (TURNS,)),  # the last changes of rate that hiccups made, latest first
+        ("turned_qps", real, (TURNS,)),  # and the rates before them
+        ("turned_cpu", real, (TURNS,)),
         # What was sent to the actuator, when it lands (inf: nothing under way), what is in force.
         ("sent_service", whole),
         ("sent_state", whole, jobs),
@@ -73,6 +88,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("lands_s", real, jobs),  # a start, pause or resume
         ("move_lands_s", real, jobs),  # a change of vCPUs, weight or quota
         ("api_free_s", real),
+        ("ready_s", real, jobs),  # when the container that waits for its start is there
         ("true_service", whole),
         ("true_state", whole, jobs),
         ("true_cores", whole, jobs),

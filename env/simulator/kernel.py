@@ -14,12 +14,13 @@ import math
 
 from env import action, decision, observation, regulator, reward
 from env.codes import DONE, PENDING, RUNNING, TERMINATED, TRUNCATED
-from env.physics.backlog import time_to_drain
+from env.physics.backlog import served_qps, time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
 from env.physics.service import mixture_p95
+from env.simulator.hiccups import note_rates, offer, plan_hiccup, turn_hiccup
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
-from env.simulator.sending import land_move, land_service, land_state, send
+from env.simulator.sending import land_move, land_service, land_state, make_ahead, send
 from env.simulator.sensing import sense
 
 callable_from_kernel(
@@ -63,7 +64,9 @@ def start_episode(h, targets):
     :param h: host row
     :param targets: float64[n_intervals], the load trace [requests/s]
     """
-    h.load_qps = targets[0]
+    make_ahead(h)
+    plan_hiccup(h)
+    offer(h, targets[0])
     h.settled_qps = h.load_qps
     refresh(h)
     sense(h)
@@ -206,6 +209,12 @@ def advance(h, targets, until_s):
         behind = h.backlog > 0.0
         elapse(h, max(min(h.until_s, next_event(h)), h.now_s) - h.now_s)
         changed = behind != (h.backlog > 0.0)
+        turned = h.hiccup_turns_s < math.inf and behind and changed
+        if turned:  # what a hiccup left behind is served, and the rates are still those of that
+            note_rates(h, h.capacity_qps)
+        if h.hiccup_turns_s <= h.now_s + SOON_S:
+            turn_hiccup(h)
+            changed = turned = True
         changed |= finish_jobs(h)
         if h.service_lands_s <= h.now_s + SOON_S:
             land_service(h)
@@ -223,6 +232,8 @@ def advance(h, targets, until_s):
             changed = True
         if changed:
             refresh(h)
+        if turned:
+            _wake_at_turn(h)
         if all_done(h):
             _complete_interval(h)
             return
@@ -235,10 +246,21 @@ def _begin_interval(h, targets):
     """Move the load to its next target; wake a sleeping policy if it can see the move."""
     h.interval += 1
     before = h.load_qps
-    h.load_qps = targets[min(h.interval, targets.shape[0] - 1)]
+    offer(h, targets[min(h.interval, targets.shape[0] - 1)])
     h.interval_ends_s += h.interval_s
     if abs(h.load_qps - before) > h.wake_qps:
         # The first poll whose whole window lies after the move.
+        wake(h, h.now_s + h.period_s)
+
+
+@compiled
+def _wake_at_turn(h):
+    """Wake a sleeping policy if what is served has moved for a whole polling window at least."""
+    lasts_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
+    if h.hiccup:
+        lasts_s = h.hiccup_turns_s - h.now_s
+    moved = abs(served_qps(h.backlog, h.load_qps, h.capacity_qps) - h.settled_qps) > h.wake_qps
+    if moved and lasts_s >= h.period_s:
         wake(h, h.now_s + h.period_s)
 
 
@@ -275,7 +297,9 @@ def _complete_interval(h):
     refresh(h)
     while h.now_s < h.interval_ends_s - SOON_S:
         drained_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
-        elapse(h, min(h.interval_ends_s - h.now_s, drained_s))
+        elapse(h, min(h.interval_ends_s - h.now_s, drained_s, h.hiccup_turns_s - h.now_s))
+        if h.hiccup_turns_s <= h.now_s + SOON_S:
+            turn_hiccup(h)
         refresh(h)
     end_interval(h)
     h.now_s = ended_s

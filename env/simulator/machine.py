@@ -21,6 +21,7 @@ from env.physics.parameters import (
     HOST_FIELDS,
     LOAD_LAG_HIGH_S,
     LOAD_LAG_LOW_S,
+    STALLS_PER_S,
     STRAGGLING,
 )
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
@@ -28,7 +29,7 @@ from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator import kernel
-from env.simulator.host import HostFields, host_dtype
+from env.simulator.host import TURNS, HostFields, host_dtype
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
@@ -120,8 +121,9 @@ class EpisodeFactory:
         self._spreads = [
             ("service_params", self.profile.service_spreads()),
             ("job_params", self.profile.job_spreads(scenario.job_names)),
-            ("host_params", self.profile.host_spreads()),
+            ("host_params", self.profile.host_spreads()[:STALLS_PER_S]),
         ]
+        self._hiccup_spreads = self.profile.host_spreads()[STALLS_PER_S:]
         if self.profile.costs:
             self._spreads.append(("cost_params", self.profile.cost_spreads()))
         self._endless = np.array([job.endless for job in scenario.jobs])
@@ -229,9 +231,9 @@ class EpisodeFactory:
         work = dict(zip(scenario.job_names, job_params[:, WORK_S], strict=True))
         values = initial_values(scenario, work)
         host_params = profile.host_array()
-        delays = scenario.delays.model_dump(exclude_none=True, exclude={"docker_moves"})
-        for field, value in delays.items():
-            host_params[HOST_FIELDS.index(field)] = value
+        for field, value in scenario.delays.model_dump(exclude_none=True).items():
+            if field in HOST_FIELDS:
+                host_params[HOST_FIELDS.index(field)] = value
         sibling = [machine.sibling_of(vcpu) for vcpu in range(machine.vcpus)]
         paired = len(profile.siblings) == machine.vcpus
         values.update(
@@ -242,6 +244,7 @@ class EpisodeFactory:
             interval_s=load.interval_s,
             duration_s=load.duration_s,
             docker_moves=scenario.delays.docker_moves,
+            starts_ahead=scenario.delays.starts_ahead,
             service_params=profile.service_array(),
             job_params=job_params,
             host_params=host_params,
@@ -257,6 +260,7 @@ class EpisodeFactory:
             true_cores=values["cores"],
             true_weight=values["weight"],
             true_quota=values["quota"],
+            turned_s=[-math.inf] * TURNS,
             stretch=1.0,
             probe_window_s=PROBE_WINDOW_S,
             start_s=[math.inf] * n_jobs,
@@ -270,14 +274,23 @@ class EpisodeFactory:
         """Draw the episode's parameters from the profile's uncertainty."""
         scale = self.variation.physics
         for name, spreads in self._spreads:
-            draw = rng.standard_normal(spreads.shape).clip(-2.0, 2.0)
-            host[name] *= np.exp(scale * spreads * draw)
+            _scatter(host[name][..., : spreads.shape[-1]], scale * spreads, rng)
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
         host["service_params"][VM_SPEED] = math.exp(scale * self.profile.vm_speed.spread * speed)
         # The load's clock is late, and with it every interval.
         lags_s = host["host_params"][[LOAD_LAG_LOW_S, LOAD_LAG_HIGH_S]]
         host["interval_ends_s"] += rng.uniform(*sorted(lags_s))
+        # Last and only where there are any: profiles that lack them draw what they always drew.
+        if self._hiccup_spreads.any():
+            _scatter(host["host_params"][STALLS_PER_S:], scale * self._hiccup_spreads, rng)
         _keep_physical(host)
+
+
+def _scatter(
+    values: npt.NDArray[np.float64], spreads: npt.NDArray[np.float64], rng: np.random.Generator
+) -> None:
+    """Multiply parameters by log-normal factors, at most two standard deviations off."""
+    values *= np.exp(spreads * rng.standard_normal(spreads.shape).clip(-2.0, 2.0))
 
 
 def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:

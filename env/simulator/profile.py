@@ -20,7 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from env.errors import InputError, validation_message
 from env.inputs.yaml_files import read_yaml
 from env.physics.jobs import JOB_FIELDS
-from env.physics.parameters import COST_FIELDS, HOST_FIELDS, NEUTRAL_COSTS
+from env.physics.parameters import (
+    COST_FIELDS,
+    HOST_FIELDS,
+    NEUTRAL_COSTS,
+    OPTIONAL_HOST_FIELDS,
+)
 from env.physics.service import SERVICE_FIELDS
 from env.scenario import profile_path
 
@@ -90,7 +95,8 @@ class Profile(BaseModel):
     :param siblings: the vCPU that slows batch work on each vCPU, -1 for none (`job_speeds`)
     :param service: memcached, by `SERVICE_FIELDS`
     :param jobs: batch jobs by name, each by `JOB_FIELDS`
-    :param host: the VM and its control paths, by `HOST_FIELDS`
+    :param host: the VM and its control paths, by `HOST_FIELDS`; `OPTIONAL_HOST_FIELDS` may be
+        left out
     :param costs: CPU time of requests, by `COST_FIELDS`; any of them may be left out
     :param vm_speed: how memcached's capacity differs from VM to VM of this type
     :param vms: the VMs of the fit, by group and letter (scans) or day (runs)
@@ -122,7 +128,8 @@ class Profile(BaseModel):
         _check_fields("service", self.service, SERVICE_FIELDS)
         for job, fields in self.jobs.items():
             _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
-        _check_fields("host", self.host, HOST_FIELDS)
+        required = [name for name in HOST_FIELDS if name not in OPTIONAL_HOST_FIELDS]
+        _check_fields("host", self.host, required, OPTIONAL_HOST_FIELDS)
         _check_fields("costs", self.costs, (), COST_FIELDS)
         return self
 
@@ -158,7 +165,7 @@ class Profile(BaseModel):
         return self._job_columns(names, "spread")
 
     def host_array(self) -> FloatArray:
-        """The host's parameters in the order of `HOST_FIELDS`."""
+        """The host's parameters in the order of `HOST_FIELDS`; 0 for what may be left out."""
         return _column(self.host, HOST_FIELDS, "value")
 
     def host_spreads(self) -> FloatArray:
@@ -257,7 +264,8 @@ def _empty(profile: Profile) -> set[str]:
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:
-    return np.array([getattr(fields[name], what) for name in order], dtype=np.float64)
+    columns = [getattr(fields[name], what) if name in fields else 0.0 for name in order]
+    return np.array(columns, dtype=np.float64)
 
 
 def _check_fields(

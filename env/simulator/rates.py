@@ -7,13 +7,14 @@ them. Every function takes a host row `h` (`env.simulator.host`).
 
 import math
 
-from env.codes import NORMAL, PAUSED, RUNNING
+from env.codes import NORMAL, PAUSED, RUNNING, STEAL
 from env.physics.backlog import backlog_after, served_qps, time_to_drain
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import job_speeds
 from env.physics.parameters import CLIENT_CPU, CLIENT_EXPONENT, SERVICE_EXPONENT
 from env.physics.service import (
     CORE_CAPACITY_QPS,
+    LN_19,
     VM_SPEED,
     relative_cost,
     service_capacity,
@@ -55,6 +56,8 @@ def refresh(h):
     _weigh_batch(h)
     _fill_vcpus(h)
     _answer(h, pressure)
+    if h.hiccup == STEAL:
+        _take_vcpus_away(h)
     # With a backlog, or one that begins, rates change at no time that can be told from afar.
     keeps_up = h.backlog == 0.0 and h.load_qps <= h.capacity_qps
     h.quiet_until_s = next_event(h) - _QUIET_S if keeps_up else h.now_s
@@ -156,6 +159,30 @@ def _answer(h, pressure):
 
 
 @compiled
+def _take_vcpus_away(h):
+    """
+    Nothing gets on until the steal is over.
+
+    Requests that come due meanwhile wait between its length and nothing, all waits as likely. A
+    log-logistic tail with the 95th percentile of that and its share over the SLO stands for it.
+    """
+    n_jobs, n_vcpus = h.used.shape
+    for vcpu in range(n_vcpus):
+        h.occupancy[vcpu] = h.background[vcpu] = h.equal[vcpu] = h.busy[vcpu] = 0.0
+        for job in range(n_jobs):
+            h.used[job, vcpu] = 0.0
+    for job in range(n_jobs):
+        h.speed[job] = 0.0
+    h.capacity_qps = h.service_cpu = 0.0
+    longest_us = 1e6 * h.hiccup_s
+    if 0.95 * longest_us > h.p95_us:  # else it does not show
+        in_time = min(h.slo_us / longest_us, 0.94)
+        h.p95_us = 0.95 * longest_us
+        h.tail_shape = (LN_19 - math.log(in_time / (1.0 - in_time))) / math.log(0.95 / in_time)
+        h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
+
+
+@compiled
 def _client_share(h):
     """What the load generator takes of the last vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
@@ -173,7 +200,7 @@ def next_event(h):
 
     :param h: host row
     """
-    first = min(h.interval_ends_s, h.service_lands_s)
+    first = min(h.interval_ends_s, h.service_lands_s, h.hiccup_turns_s)
     for job in range(h.lands_s.shape[0]):
         first = min(first, h.lands_s[job], h.move_lands_s[job])
         if h.true_state[job] == RUNNING and h.speed[job] > 0.0:
@@ -191,7 +218,10 @@ def elapse(h, step_s):
     :param step_s: time that passes [s]
     """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
-    count_requests(h, rate * step_s)
+    known = min(h.counted, rate * step_s)
+    h.counted -= known
+    if h.hiccup == 0:
+        count_requests(h, rate * step_s - known)
     if h.probe_window_s > 0.0:
         probe(h, step_s)
     h.backlog = backlog_after(h.backlog, h.load_qps, h.capacity_qps, step_s)

@@ -1,8 +1,9 @@
 """
 How a regulated allocation comes into force: what is sent to the actuator, and when it lands.
 
-Memcached's vCPUs are written directly, containers are started, paused and resumed by calls to
-Docker, one after another. Every function takes a host row `h` (`env.simulator.host`).
+Memcached's vCPUs are written directly. Containers are made ahead and wait at a gate that a start
+opens, unless the scenario has them started when that is decided. They are paused and resumed by
+calls to Docker, one after another. Every function takes a host row `h` (`env.simulator.host`).
 """
 
 import math
@@ -16,6 +17,7 @@ from env.physics.parameters import (
     API_LATENCY_P99_S,
     CONTAINER_START_S,
     FAST_LATENCY_S,
+    GATE_LATENCY_S,
     MIGRATION_COST_S,
     RESUME_COST_S,
 )
@@ -46,15 +48,18 @@ def send(h):
 
 @compiled
 def _send_state(h, job):
-    """Have Docker start, pause or resume a job, unless a call for it is still under way."""
+    """Start a job, or have Docker pause or resume it, unless that is still under way."""
     before, after = h.sent_state[job], h.state[job]
     if after == before or after == PENDING or after == DONE or h.lands_s[job] < math.inf:
         return
     h.actuations += 1
     if before != PENDING and after == PAUSED:
         h.pauses[job] += 1
-    _call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
-    h.lands_s[job] = h.api_free_s
+    if before == PENDING and h.starts_ahead:
+        h.lands_s[job] = max(h.now_s, h.ready_s[job]) + h.host_params[GATE_LATENCY_S]
+    else:
+        _call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
+        h.lands_s[job] = h.api_free_s
     h.sent_state[job] = after
     if before == PENDING:
         _send_place(h, job)
@@ -94,12 +99,32 @@ def _send_place(h, job):
 @compiled
 def _call_docker(h, more_s):
     """One call to Docker, after those under way; `h.api_free_s` is when it has been done."""
+    h.api_free_s = max(h.api_free_s, h.now_s) + (_docker_latency_s(h) + more_s)
+
+
+@compiled
+def _docker_latency_s(h):
+    """Draw how long a call to Docker takes."""
     host = h.host_params
-    latency_s = (
-        api_latency(h, host[API_LATENCY_MEDIAN_S], host[API_LATENCY_P90_S], host[API_LATENCY_P99_S])
-        + more_s
+    return api_latency(
+        h, host[API_LATENCY_MEDIAN_S], host[API_LATENCY_P90_S], host[API_LATENCY_P99_S]
     )
-    h.api_free_s = max(h.api_free_s, h.now_s) + latency_s
+
+
+@compiled
+def make_ahead(h):
+    """
+    Make all jobs' containers from now on, one after another; each then waits at its gate.
+
+    Other calls do not wait for that: whoever makes containers ahead lets them go first.
+
+    :param h: host row
+    """
+    ready_s = h.now_s
+    if h.starts_ahead:
+        for job in range(h.ready_s.shape[0]):
+            ready_s += _docker_latency_s(h) + h.host_params[CONTAINER_START_S]
+            h.ready_s[job] = ready_s
 
 
 # --- landed -----------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from env.physics.service import mixture_p95
 from env.simulator.random import two_noises
 from env.simulator.rates import PROBES_PER_S, SOON_S
 
+_FEWEST = 1e-3  # requests in a window without any, whose count does not scatter
+
 
 @inlined
 def sense(h):
@@ -23,16 +25,41 @@ def sense(h):
     :param h: host row
     """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
+    cpu_cores = h.service_cpu
+    if h.turned_s[0] > h.now_s - h.period_s:
+        rate, cpu_cores = _window_means(h, rate, cpu_cores)
     # Requests arrive at random, so a window's count scatters by its square root at least.
-    spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)
+    counted = max(rate * h.period_s, _FEWEST)
+    spread = math.sqrt(1.0 / counted + h.host_params[SENSOR_NOISE] ** 2)
     rate_noise, cpu_noise = two_noises(h)
     h.qps = rate * max(0.0, 1.0 + spread * rate_noise)
-    h.cpu_cores = h.service_cpu * max(0.0, 1.0 + spread * cpu_noise)
+    h.cpu_cores = cpu_cores * max(0.0, 1.0 + spread * cpu_noise)
     for job in range(h.job_state.shape[0]):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
     if h.probe_window_s > 0.0:
         _read_probe(h)
+
+
+@compiled
+def _window_means(h, rate, cpu_cores):
+    """
+    Requests served and CPU used a second over the last polling window, which saw a hiccup.
+
+    :param h: host row
+    :param rate: requests served now [1/s]
+    :param cpu_cores: CPU used now [vCPUs]
+    """
+    began_s, until_s = h.now_s - h.period_s, h.now_s
+    served = used = 0.0
+    for turn in range(h.turned_s.shape[0]):
+        from_s = max(h.turned_s[turn], began_s)
+        served += rate * (until_s - from_s)
+        used += cpu_cores * (until_s - from_s)
+        until_s, rate, cpu_cores = from_s, h.turned_qps[turn], h.turned_cpu[turn]
+    served += rate * (until_s - began_s)
+    used += cpu_cores * (until_s - began_s)
+    return served / h.period_s, used / h.period_s
 
 
 @compiled
@@ -49,7 +76,8 @@ def _read_probe(h):
     p95_us, stretch = h.p95_us, h.stretch
     if h.probe_count > 0:
         p95_us = mixture_p95(h.probe_weight, h.probe_p95, h.probe_shape, h.probe_count)
-        stretch = h.probe_stretched_s / h.probe_cpu_s
+        if h.probe_cpu_s > 0.0:
+            stretch = h.probe_stretched_s / h.probe_cpu_s
     # A sample's quantile scatters by sqrt(q (1 - q) / n) / density; the density of the
     # log-logistic tail at its p95 is 0.0475 x shape / p95.
     probes = PROBES_PER_S * max(window_s, h.probe_window_s)

@@ -59,6 +59,7 @@ JOB_SOURCES = {
 }
 
 # What no table here identifies: control paths of public logs and of a 2-core VM, and assumptions.
+_SEEN = "prior: not measured on these VMs; seen on"
 HOST_KNOWN: dict[str, tuple[float, float, str, str]] = {
     "load_lag_low_s": (0.4, 0.1, "s", "intervals against cpu: the load moves 0.4-0.7 s late"),
     "load_lag_high_s": (0.7, 0.1, "s", "intervals against cpu: the load moves 0.4-0.7 s late"),
@@ -70,6 +71,11 @@ HOST_KNOWN: dict[str, tuple[float, float, str, str]] = {
     "migration_cost_s": (0.02, 1.0, "s", "assumption: caches refill once; not visible in the logs"),
     "resume_cost_s": (0.05, 1.0, "s", "assumption: caches refill once; not visible in the logs"),
     "sensor_noise": (0.03, 0.5, "1", "2-core VM: thread CPU clocks over 1 s"),
+    "stalls_per_s": (0.03, 1.0, "1/s", f"{_SEEN} a 16-vCPU VM, one or two polls of 25 ms at times"),
+    "stall_s": (0.04, 0.5, "s", f"{_SEEN} a 16-vCPU VM, one or two polls of 25 ms"),
+    "steals_per_s": (0.05, 1.0, "1/s", f"{_SEEN} a 2-vCPU VM, 0.05 to 0.1 ticks of 10 ms a second"),
+    "steal_s": (0.005, 0.7, "s", f"{_SEEN} a 2-vCPU VM, whose clock of 10 ms tells no more"),
+    "gate_latency_s": (0.001, 0.7, "s", "prior: a byte through a pipe to a process that waits"),
 }
 
 

@@ -134,7 +134,7 @@ def simulate_prm(case: PrmCase, episodes: int, entropy: int) -> dict[str, Any]:
     :param episodes: number of runs
     :param entropy: what is random follows from it
     """
-    scenario = load_scenario(PRM_SCENARIO)
+    scenario = load_scenario(PRM_SCENARIO).with_changes(delays={"starts_ahead": False})
     profile = load_profile(scenario.profile)
     starts = repeats_of(1, entropy, episodes)
     runs = run_episodes(
@@ -166,7 +166,8 @@ def simulate(case: Case, episodes: int, entropy: int) -> dict[str, Any]:
     :param entropy: what is random follows from it
     """
     scenario = load_scenario(case.scenario).with_changes(
-        load={"interval_s": case.interval_s}, delays={"docker_moves": True}
+        load={"interval_s": case.interval_s},
+        delays={"docker_moves": True, "starts_ahead": False},
     )
     profile = load_profile(scenario.profile)
     policy = agents.make(case.policy)

@@ -78,7 +78,7 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
     h.wake_on_events = 1
     while h.now_s < h.duration_s and not kernel.all_done(h):
         soon = h.interval_ends_s - LOOK_AHEAD_S
-        load = h.load_qps
+        load = h.due_qps
         if h.now_s >= soon - 1e-9:
             load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
         h.desired_service = most if load > threshold_qps else least

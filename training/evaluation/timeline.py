@@ -83,7 +83,7 @@ class TimelineRecorder:
         decided, host.woken_s = host.now_s, math.inf
         while not machine.over:
             self._note_sent(machine)
-            interval, ends_s, qps = host.interval, host.interval_ends_s, host.load_qps
+            interval, ends_s, qps = host.interval, host.interval_ends_s, host.due_qps
             lands_s = float(min(host.lands_s.min(), host.move_lands_s.min()))
             stop_s = min(until_s, ends_s + 0.5 * host.interval_s, lands_s)
             machine.pass_time(stop_s, wakes)
@@ -104,9 +104,9 @@ class TimelineRecorder:
         host, recording = machine.host, self.recording
         recording.end_s = float(host.now_s)
         if machine.completed:
-            self._note_interval(machine, host.interval_ends_s, host.load_qps)
+            self._note_interval(machine, host.interval_ends_s, host.due_qps)
         elif machine.over and self._interval_began_s < recording.end_s - 1e-9:  # the time cap
-            self._note_interval(machine, recording.end_s, host.load_qps)
+            self._note_interval(machine, recording.end_s, host.due_qps)
         for index, name in enumerate(self.scenario.job_names):
             end_s = min(float(host.end_s[index]), recording.end_s)
             states, places = self._states[name], self._places[name]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from env.codes import STALL
 from env.physics.service import service_state
 from env.simulator import kernel
 from tests.conftest import Rig
@@ -33,13 +34,16 @@ def test_every_request_is_served_or_waits(seed: int) -> None:
         if after["true_state"].min() == DONE:
             break  # what is counted beyond the end completes the last interval
         step_s = after["now_s"] - before["now_s"]
-        offered += before["load_qps"] * step_s
-        assert after["requests"] + after["backlog"] == pytest.approx(offered, abs=1.0)
+        offered += before["due_qps"] * step_s
+        waiting = after["backlog"] + after["held"]
+        if after["hiccup"] == STALL:
+            waiting += after["due_qps"] * (after["now_s"] - after["due_since_s"])
+        assert after["requests"] + waiting == pytest.approx(offered, abs=1.0)
         assert after["requests"] >= before["requests"]
         assert after["service_cpu_s"] >= before["service_cpu_s"]
         assert after["service_wait_s"] >= before["service_wait_s"]
         assert after["backlog"] >= 0.0
-        if after["backlog"] > before["backlog"]:
+        if after["backlog"] > before["backlog"] and before["hiccup"] != STALL:
             assert before["load_qps"] > before["capacity_qps"]
         served = after["requests"] - before["requests"]
         assert served <= before["capacity_qps"] * step_s + 1e-6

@@ -8,13 +8,14 @@ import pytest
 from env.allocation import Allocation, JobAllocation
 from env.simulator.machine import SimulatedMachine
 from tests.env.simulator.walks import (
+    CALM,
     FACTORY,
     RUNNING,
 )
 
 
 def probing(window_s: float, targets: list[float]) -> SimulatedMachine:
-    machine = SimulatedMachine(FACTORY)
+    machine = SimulatedMachine(CALM)
     machine.begin(1, np.random.default_rng(1))
     machine.follow(np.array(targets))
     machine.probe(window_s)

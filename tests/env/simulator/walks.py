@@ -11,17 +11,22 @@ from env.allocation import JobState, Weight
 from env.physics.parameters import HOST_FIELDS
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
-from tests.conftest import Rig
+from tests.conftest import Rig, with_hiccups
 
 PENDING, RUNNING, PAUSED, DONE = JobState
 BACKGROUND, NORMAL = Weight
-
 SCENARIO = load_scenario("cca-2025")
+ANYHOW = Variation(physics=1.0, interval_s=(2.0, 20.0))
 FACTORY = EpisodeFactory(SCENARIO)
-VARIED = EpisodeFactory(SCENARIO, variation=Variation(physics=1.0, interval_s=(2.0, 20.0)))
+CALM = EpisodeFactory(SCENARIO, with_hiccups())
+VARIED = EpisodeFactory(SCENARIO, variation=ANYHOW)
+RESTLESS = EpisodeFactory(SCENARIO, with_hiccups(0.5, 0.04, 0.5, 0.01), ANYHOW)
 SLOW_DOCKER = EpisodeFactory(
     SCENARIO.with_changes(
-        delays={name: 1.0 for name in HOST_FIELDS if name.startswith("api_latency")}
+        delays={
+            "starts_ahead": False,
+            **{name: 1.0 for name in HOST_FIELDS if name.startswith("api_latency")},
+        }
     )
 )
 SMALL = 0.08
@@ -36,7 +41,7 @@ def host_value(name: str) -> float:
 
 
 def walk(seed: int, work: float = SMALL, limit_s: float = 1e9) -> Any:
-    """A random episode, on a host whose physics is drawn for every other seed."""
-    rig = Rig(VARIED if seed % 2 else FACTORY)
+    """A random episode, on a host whose physics is drawn, with many hiccups, for half the seeds."""
+    rig = Rig(RESTLESS if seed % 2 else FACTORY)
     rig.begin(seed, work=work)
     return rig.walk(seed, limit_s)

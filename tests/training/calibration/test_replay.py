@@ -115,9 +115,9 @@ def simulate(rig: Rig, seed: int, weight: Weight) -> tuple[RunTrace, np.ndarray]
 @pytest.mark.parametrize("weight", Weight)
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_simulated_episode_comes_back(
-    factory: EpisodeFactory, seed: int, weight: Weight, closed: bool
+    calm: EpisodeFactory, seed: int, weight: Weight, closed: bool
 ) -> None:
-    run, end_s = simulate(Rig(factory), seed, weight)
+    run, end_s = simulate(Rig(calm), seed, weight)
     assert any(job.pauses for job in run.jobs) and any(len(job.moves) > 1 for job in run.jobs)
     assert run.p95_us.max() > factory.scenario.service.slo_us  # memcached was overloaded at times
     played = replay(run, PHYSICS, closed, load_lag_s=0.0)
