@@ -377,18 +377,20 @@ def test_known_traps_are_said(tmp_path):
     assert any("only memcached's main thread was moved" in remark.what for remark in tables.remarks)
 
 
-def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others():
+@pytest.mark.parametrize(("run_s", "asked_s", "count"), [(1000.27, 9.0, 112), (960.4, 2.75, 350)])
+def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others(run_s, asked_s, count):
     """1000 s are 112 intervals of 9 s, the last one cut; the log makes them 8.93 s each."""
-    starts = np.arange(112) * 1000.27 / 112
-    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + 1000.27 / 112})
+    starts = np.arange(count) * run_s / count
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + run_s / count})
     mended = whole_intervals(rows)
-    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(112) * 9.0)
-    assert mended["t_end_s"].iloc[-1] == pytest.approx(1008.0)
+    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(count) * asked_s)
+    assert mended["t_end_s"].iloc[-1] == pytest.approx(count * asked_s)
 
 
-@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 10.012])
-def test_other_intervals_are_as_long_as_logged(length_s):
-    starts = np.arange(90) * length_s
+@pytest.mark.parametrize("count", [1, 20, 40, 86, 180])
+@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 8.65, 10.012, 15.007])
+def test_other_intervals_are_as_long_as_logged(length_s, count):
+    starts = np.arange(count) * length_s
     rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + length_s})
     pd.testing.assert_frame_equal(whole_intervals(rows), rows)
 
