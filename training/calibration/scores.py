@@ -1,6 +1,6 @@
 """Measured and simulated figures of replayed runs, and how far they are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,13 @@ from scipy.stats import mannwhitneyu
 
 from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import FloatArray, Replay
+from training.violations import Scatter, drawn_violations, fit_scatter, violation_probability
+
+CURVE = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
+"""Limits of the probabilities that one point of the calibration curve stands for."""
+
+LEAST_PROBABILITY = 1e-6
+"""No violation is held for less probable, nor for more certain than 1 minus this."""
 
 
 class JobRow(NamedTuple):
@@ -25,6 +32,20 @@ class JobRow(NamedTuple):
     open_s: float
 
 
+class RunIntervals(NamedTuple):
+    """
+    Intervals of one run within its batch window; memcached's moves are known.
+
+    :param group: the group whose log the run is from
+    :param simulated_us: float64[n], simulated p95 [us]
+    :param violated: bool[n], whether the measured p95 is above the SLO
+    """
+
+    group: str
+    simulated_us: FloatArray
+    violated: npt.NDArray[np.bool_]
+
+
 class Tally:
     """
     Measured and simulated figures of all runs, and their errors.
@@ -39,8 +60,7 @@ class Tally:
         self.job_rows: list[JobRow] = []
         self.makespans: list[float] = []
         self.p95: list[float] = []
-        self.violated: list[bool] = []
-        self.simulated_us: list[float] = []
+        self.intervals: list[RunIntervals] = []
         self.per_run: list[dict[str, Any]] = []
         self.groups: dict[str, dict[str, int]] = {}
 
@@ -67,8 +87,7 @@ class Tally:
         if run.moves_logged:
             calm = window & ~hit
             self.p95 += np.abs(opened.p95_us[calm] / run.p95_us[calm] - 1.0).tolist()
-            self.violated += hit[window].tolist()
-            self.simulated_us += opened.p95_us[window].tolist()
+            self.intervals.append(RunIntervals(run.group, opened.p95_us[window], hit[window]))
             group["intervals"] += int(window.sum())
             group["violations"] += int(hit.sum())
         self.per_run.append(
@@ -82,18 +101,22 @@ class Tally:
             }
         )
 
-    def report(self, profile: str) -> dict[str, Any]:
+    def scatter(self, left_out: str = "") -> Scatter | None:
+        """
+        How measured p95 scatter around simulated ones; None without violations to tell it.
+
+        :param left_out: a group that is not looked at
+        """
+        others = [run for run in self.intervals if run.group != left_out]
+        return fit_scatter(*_joined(others), self.slo_us) if others else None
+
+    def report(self, profile: str, scatters: Mapping[str, Scatter]) -> dict[str, Any]:
         """
         All figures, ready for JSON; `None` where nothing could be compared.
 
         :param profile: name of the profile that was judged
+        :param scatters: of measured p95 around simulated ones, for each group that has one
         """
-        violated = np.array(self.violated, dtype=bool)
-        simulated_us = np.array(self.simulated_us)
-        alarmed = simulated_us > self.slo_us
-        recall = _share(alarmed[violated])
-        kept = _share(~alarmed[~violated])
-        balanced = None if recall is None or kept is None else (recall + kept) / 2.0
         return {
             "profile": profile,
             "runs": len(self.per_run),
@@ -106,16 +129,92 @@ class Tally:
             "makespan": {"median_abs_rel_error": _quantile(self.makespans, 0.5)},
             "p95": {"median_abs_rel_error": _quantile(self.p95, 0.5), "intervals": len(self.p95)},
             "violations": {
-                "precision": _share(violated[alarmed]),
-                "recall": recall,
-                "balanced_accuracy": balanced,
-                "auc": _auc(simulated_us, violated),
-                "measured": int(violated.sum()),
-                "simulated": int(alarmed.sum()),
+                **self._verdicts(),
+                **self._probabilities(self.intervals, scatters),
+                "groups": {
+                    group: self._probabilities(
+                        [run for run in self.intervals if run.group == group], scatters
+                    )
+                    for group in dict.fromkeys(run.group for run in self.intervals)
+                },
             },
             "groups": self.groups,
             "per_run": self.per_run,
         }
+
+    def _verdicts(self) -> dict[str, Any]:
+        """Scores of the verdict that an interval violates where its simulated p95 does."""
+        simulated_us, violated = _joined(self.intervals)
+        alarmed = simulated_us > self.slo_us
+        recall = _share(alarmed[violated])
+        kept = _share(~alarmed[~violated])
+        balanced = None if recall is None or kept is None else (recall + kept) / 2.0
+        return {
+            "precision": _share(violated[alarmed]),
+            "recall": recall,
+            "balanced_accuracy": balanced,
+            "simulated": int(alarmed.sum()),
+        }
+
+    def _probabilities(
+        self, runs: Sequence[RunIntervals], scatters: Mapping[str, Scatter]
+    ) -> dict[str, Any]:
+        """Scores of the probability that an interval violates."""
+        simulated_us, violated = _joined(runs)
+        scores = {
+            "measured": int(violated.sum()),
+            "auc": _auc(simulated_us, violated),
+            **dict.fromkeys(("expected", "log_loss", "brier", "runs_within_90", "curve")),
+        }
+        if not runs or any(run.group not in scatters for run in runs):
+            return scores
+        probability = np.concatenate(
+            [
+                violation_probability(run.simulated_us, self.slo_us, scatters[run.group])
+                for run in runs
+            ]
+        )
+        within = []
+        for run in runs:
+            drawn = drawn_violations(run.simulated_us, self.slo_us, scatters[run.group])
+            low, high = np.quantile(drawn, (0.05, 0.95))
+            within.append(low <= run.violated.sum() <= high)
+        return scores | {
+            "expected": round(float(probability.sum()), 1),
+            "log_loss": round(_log_loss(probability, violated), 4),
+            "brier": round(float(np.mean((probability - violated) ** 2)), 4),
+            "runs_within_90": _share(np.array(within)),
+            "curve": _curve(probability, violated),
+        }
+
+
+def _joined(runs: Sequence[RunIntervals]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Simulated p95 [us] and measured violations of several runs' intervals."""
+    return (
+        np.concatenate([np.zeros(0), *(run.simulated_us for run in runs)]),
+        np.concatenate([np.zeros(0, np.bool_), *(run.violated for run in runs)]),
+    )
+
+
+def _log_loss(probability: FloatArray, violated: npt.NDArray[np.bool_]) -> float:
+    """Mean of -ln(the probability that was given to what was measured)."""
+    given = np.where(violated, probability, 1.0 - probability)
+    return float(-np.log(np.clip(given, LEAST_PROBABILITY, 1.0 - LEAST_PROBABILITY)).mean())
+
+
+def _curve(probability: FloatArray, violated: npt.NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """The calibration curve: how many intervals of like probability were measured to violate."""
+    at = np.clip(np.digitize(probability, CURVE) - 1, 0, len(CURVE) - 2)
+    return [
+        {
+            "from": CURVE[point],
+            "to": CURVE[point + 1],
+            "intervals": int((at == point).sum()),
+            "expected": round(float(probability[at == point].sum()), 1),
+            "measured": int(violated[at == point].sum()),
+        }
+        for point in range(len(CURVE) - 1)
+    ]
 
 
 def _share(flags: npt.NDArray[np.bool_]) -> float | None:

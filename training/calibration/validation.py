@@ -9,7 +9,8 @@ which parameters, and `training.calibration.scores` what is compared.
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from training.calibration.replay import Replay, replay
 from training.calibration.run_parameters import KnownVms, left_out_physics, profile_physics
 from training.calibration.scores import Tally
 from training.outputs import write_json
+from training.violations import Scatter, scatter_of
 
 
 def validate(
@@ -42,7 +44,9 @@ def validate(
     :param cross_validate: refit without each group before predicting it
     :param plots: folder for plots, if wanted
     :param say: receives lines of progress; silent if not given
-    :return: the figures of `Tally.report`, and what was skipped
+    :return: the figures of `Tally.report`, how measured p95 scatter around simulated ones in these
+        runs (fitted without a group before its violations are predicted, if so asked; otherwise
+        violations are predicted with the profile's), and what was skipped
     :raises InputError: unusable tables, or no run that the profile can judge
     """
     console = say or Console(quiet=True)
@@ -67,12 +71,24 @@ def validate(
             opened = replay(run, own, closed=False)
             tally.add(run, opened, replay(run, own, closed=True))
             overlays.setdefault(group, (run, opened))
-    report = tally.report(profile.name)
+    scatters = {group: scatter_of(profile) for group in tally.groups}
+    if cross_validate:
+        scatters = {group: tally.scatter(left_out=group) for group in tally.groups}
+    known = {group: scatter for group, scatter in scatters.items() if scatter is not None}
+    report = tally.report(profile.name, known)
+    report["scatter"] = _rounded(tally.scatter())
     report["cross_validated"] = cross_validate
     report["skipped"] = tables.summary()
     if plots is not None:
         draw(plots, tally, overlays)
     return report
+
+
+def _rounded(scatter: Scatter | None) -> dict[str, float] | None:
+    """A scatter for JSON."""
+    if scatter is None:
+        return None
+    return {name: round(value, 3) for name, value in asdict(scatter).items()}
 
 
 def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Replay]]) -> None:
@@ -113,6 +129,28 @@ def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Repl
         plt.close(figure)
 
 
+def shown(report: Mapping[str, Any]) -> Iterator[str]:
+    """
+    The report's figures, a line each.
+
+    :param report: what `validate` made
+    """
+    violations = dict(report["violations"])
+    groups, curve = violations.pop("groups"), violations.pop("curve")
+    for what in ("job_duration", "makespan", "p95"):
+        yield f"{what}: {report[what]}"
+    yield f"violations: {violations}"
+    for point in curve or ():
+        yield (
+            f"probability {point['from']:g} to {point['to']:g}: {point['intervals']} intervals, "
+            f"{point['expected']} expected to violate, {point['measured']} measured"
+        )
+    for group, scores in groups.items():
+        told = {name: score for name, score in scores.items() if name != "curve"}
+        yield f"violations, {group}: {told}"
+    yield f"scatter: {report['scatter']}"
+
+
 def parser() -> OneLineParser:
     """The command line."""
     line = OneLineParser(
@@ -144,8 +182,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         profile = load_profile(given.profile)
         report = validate(given.data, profile, given.cross_validate, given.plots, console)
         write_json(report, given.json)
-    for what in ("job_duration", "makespan", "p95", "violations"):
-        console.print(f"{what}: {report[what]}", markup=False, highlight=False)
+    for line in shown(report):
+        console.print(line, markup=False, highlight=False)
     console.print(f"{report['runs']} runs in {time.monotonic() - begun:.1f} s; wrote {given.json}")
 
 

@@ -28,10 +28,11 @@ from training.calibration.logs.run_logs import core_mask, read_runs, whole_inter
 from training.calibration.logs.tables import Remark, read_table, summarise
 from training.calibration.priors import FREE, HOST_PRIORS
 from training.calibration.scans import read_points, read_scans
-from training.calibration.scores import Tally
+from training.calibration.scores import RunIntervals, Tally
 from training.calibration.service_problem import Problem
 from training.calibration.validation import validate
 from training.calibration.year_profile import calibrate, check
+from training.violations import Scatter
 
 CAPACITY_QPS = (120e3, 180e3, 200e3, 200e3)
 PROFILE = load_profile("cca-2025")
@@ -143,6 +144,9 @@ def test_validation_of_unseen_runs(tmp_path):
         "violations_measured",
         "violations_simulated",
     }
+    told = report["violations"]
+    assert 0.0 <= told["expected"] <= sum(point["intervals"] for point in told["curve"])
+    assert told["groups"].keys() == report["groups"].keys()
     assert json.loads(json.dumps(report)) == report
 
 
@@ -157,7 +161,7 @@ def test_the_command_line(tmp_path):
 
 
 def test_nothing_compared_is_no_figure():
-    report = Tally(800.0).report("none")
+    report = Tally(800.0).report("none", {})
     assert report["makespan"]["median_abs_rel_error"] is None
     assert report["violations"]["balanced_accuracy"] is None
 
@@ -377,18 +381,20 @@ def test_known_traps_are_said(tmp_path):
     assert any("only memcached's main thread was moved" in remark.what for remark in tables.remarks)
 
 
-def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others():
+@pytest.mark.parametrize(("run_s", "asked_s", "count"), [(1000.27, 9.0, 112), (960.4, 2.75, 350)])
+def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others(run_s, asked_s, count):
     """1000 s are 112 intervals of 9 s, the last one cut; the log makes them 8.93 s each."""
-    starts = np.arange(112) * 1000.27 / 112
-    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + 1000.27 / 112})
+    starts = np.arange(count) * run_s / count
+    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + run_s / count})
     mended = whole_intervals(rows)
-    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(112) * 9.0)
-    assert mended["t_end_s"].iloc[-1] == pytest.approx(1008.0)
+    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(count) * asked_s)
+    assert mended["t_end_s"].iloc[-1] == pytest.approx(count * asked_s)
 
 
-@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 10.012])
-def test_other_intervals_are_as_long_as_logged(length_s):
-    starts = np.arange(90) * length_s
+@pytest.mark.parametrize("count", [1, 20, 40, 86, 180])
+@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 8.65, 10.012, 15.007])
+def test_other_intervals_are_as_long_as_logged(length_s, count):
+    starts = np.arange(count) * length_s
     rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + length_s})
     pd.testing.assert_frame_equal(whole_intervals(rows), rows)
 
@@ -396,12 +402,45 @@ def test_other_intervals_are_as_long_as_logged(length_s):
 def test_violations_are_told_apart_whatever_the_threshold():
     """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
     tally = Tally(800.0)
-    tally.violated = [True, True, False, False]
-    tally.simulated_us = [700.0, 900.0, 400.0, 810.0]
-    told = tally.report("none")["violations"]
+    violated = np.array([True, True, False, False])
+    tally.intervals.append(RunIntervals("a", np.array([700.0, 900.0, 400.0, 810.0]), violated))
+    told = tally.report("none", {})["violations"]
     assert told["auc"] == 0.75
     assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
     assert told["measured"] == told["simulated"] == 2
+    assert told["expected"] is told["log_loss"] is told["brier"] is None
+
+
+def test_probabilities_are_scored_by_group_and_together():
+    """An interval at the median of its scatter violates with even chances: ln 2, and 1/4."""
+    tally = Tally(800.0)
+    even = np.full(4, 400.0)
+    half = np.array([True, False, True, False])
+    tally.intervals.append(RunIntervals("a", even, half))
+    tally.intervals.append(RunIntervals("b", np.full(2, 1e-3), np.zeros(2, np.bool_)))
+    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=0.3))
+    told = tally.report("none", scatters)["violations"]
+    a, b = told["groups"]["a"], told["groups"]["b"]
+    assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
+    assert (a["log_loss"], a["brier"]) == (round(np.log(2.0), 4), 0.25)
+    assert (b["expected"], b["measured"], b["auc"], b["log_loss"]) == (0.0, 0, None, 0.0)
+    assert (told["expected"], told["runs_within_90"]) == (2.0, 1.0)
+    assert told["brier"] == pytest.approx(0.25 * 4 / 6, abs=1e-4)
+    assert sum(point["intervals"] for point in told["curve"]) == 6
+    assert sum(point["expected"] for point in told["curve"]) == told["expected"]
+
+
+def test_the_scatter_of_a_group_is_fitted_without_it():
+    tally = Tally(800.0)
+    rng = np.random.default_rng(3)
+    for group, mean in (("a", 0.2), ("b", -0.4)):
+        simulated_us = 800.0 * np.exp(rng.normal(0.0, 0.4, 4000))
+        measured_us = simulated_us * np.exp(rng.normal(mean, 0.3, 4000))
+        tally.intervals.append(RunIntervals(group, simulated_us, measured_us > 800.0))
+    without = tally.scatter(left_out="a")
+    assert without.mean == pytest.approx(-0.4, abs=0.04)
+    assert without.spread == pytest.approx(0.3, abs=0.04)
+    assert tally.scatter(left_out="b").mean == pytest.approx(0.2, abs=0.04)
 
 
 def test_core_masks():
