@@ -26,6 +26,7 @@ from scipy.optimize import least_squares
 
 from env.errors import InputError
 from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import OPTIONAL_HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import Parameter, Profile, save_profile
@@ -36,6 +37,7 @@ from training.calibration.intervals import Intervals
 from training.calibration.priors import FREE, JOB_PRIORS, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
+from training.calibration.year_profile import HOST_KNOWN
 from training.machine.measure import BACKGROUND, EQUAL
 from training.statistics import significant
 
@@ -378,7 +380,45 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
             ("api_latency_p99_s", "p99_s"),
         ):
             measured(field, float(calls[column].max()), 0.3, f"pause, resume of a {runtime} job")
-    return host
+    return host | _hiccups(host, actuation)
+
+
+def _hiccups(host: dict[str, Parameter], actuation: pd.DataFrame) -> dict[str, Parameter]:
+    """
+    How often and for how long this machine hiccups, where that was looked for.
+
+    A rate is half an event more than was seen, over the time (Jeffreys' prior for a Poisson rate);
+    lengths are taken to be exponential. Either is as sure as the number seen allows.
+    """
+    seen = actuation[actuation["of"] == "hiccups"].set_index("action")
+    if seen.empty:
+        return {}
+    found = {
+        name: Parameter(value=value, spread=spread, unit=unit, source=source)
+        for name, (value, spread, unit, source) in HOST_KNOWN.items()
+        if name in OPTIONAL_HOST_FIELDS and name not in host
+    }
+    for action, rate, length in (
+        ("stalls", "stalls_per_s", "stall_s"),
+        ("steals", "steals_per_s", "steal_s"),
+    ):
+        row = seen.loc[action]
+        events = float(row["seen"])
+        what = f"{HERE}: {events:g} {action} in {row['watched_s']:.0f} s"
+        found[rate] = Parameter(
+            value=significant((events + 0.5) / float(row["watched_s"])),
+            spread=significant(1.0 / math.sqrt(events + 0.5), 3),
+            unit="1/s",
+            source=what,
+        )
+        if events:
+            found[length] = Parameter(
+                value=significant(float(row["mean_s"])),
+                spread=significant(1.0 / math.sqrt(events), 3),
+                unit="s",
+                source=what,
+            )
+    return found
 
 
 def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:

@@ -353,8 +353,14 @@ def _actuation(actuation: pd.DataFrame) -> Section:
     section.lines += [
         f"{row.of}: {row.action}." for row in actuation[missing].itertuples(index=False)
     ]
+    hiccups = actuation["of"] == "hiccups"
+    section.lines += [
+        f"{row.action}: {row.seen:g} in {row.watched_s:.0f} s of steady load"
+        + (f", {1000.0 * row.mean_s:.0f} ms long on average." if row.seen else ".")
+        for row in actuation[hiccups].itertuples(index=False)
+    ]
     columns = ["of", "action", "median_s", "p90_s", "p99_s", "n"]
-    section.tables.append(actuation.loc[~missing, columns])
+    section.tables.append(actuation.loc[~missing & ~hiccups, columns])
     return section
 
 

@@ -25,7 +25,9 @@ from deploy.load.generator import CONNECTIONS
 from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import Job, Scenario
+from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
+from training.machine import steadiness
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
 from training.machine.pressure import ON_SAME_CORE, SOURCES, Beside, pressure
@@ -64,6 +66,7 @@ class CampaignPlan:
     :param rounds: of everything at least, and of a point that is not known at most
     :param limit_s: no round is added to the least ones after so much time [s]
     :param job_limit_s: a job that takes longer [s] is not measured
+    :param steady_s: how long hiccups are looked for under a steady load [s]
     :param sources: pressure sources
     :param thread_counts: of memcached; empty for the scenario's own
     :param pairs: whether jobs are measured beside each other
@@ -75,15 +78,16 @@ class CampaignPlan:
     rounds: tuple[int, int]
     limit_s: float
     job_limit_s: float
+    steady_s: float
     sources: tuple[str, ...] = ()
     thread_counts: tuple[int, ...] = ()
     pairs: bool = False
     factors: tuple[Factor, ...] = ()
 
 
-QUICK = CampaignPlan("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0)
+QUICK = CampaignPlan("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0, 15.0)
 FULL = CampaignPlan(
-    "full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, tuple(SOURCES), (1, 2), True, DEFAULT
+    "full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, 60.0, tuple(SOURCES), (1, 2), True, DEFAULT
 )
 
 
@@ -285,7 +289,11 @@ class Campaign:
         """
         self._advance(self._spent_s, "done before")
         capacity = self._capacity(testbed)
-        for name, measure in (("actuation", self._actuation), ("docker", self._docker)):
+        for name, measure in (
+            ("actuation", self._actuation),
+            ("docker", self._docker),
+            ("hiccups", self._hiccups),
+        ):
             if self.store.rows("actuation", name).empty:
                 self._add("actuation", name, partial(measure, testbed, capacity))
         self.repeat(testbed, list(self.tasks(capacity, testbed.vcpus)))
@@ -320,7 +328,7 @@ class Campaign:
         :return: seconds
         """
         scan_s = self._sweep_s(len(RISING_QPS))
-        once_s = 2.0 * scan_s + sum(ACTUATION_S.values())
+        once_s = 2.0 * scan_s + sum(ACTUATION_S.values()) + self.mode.steady_s + OVERHEAD_S
         round_s = sum(task.seconds for task in self.tasks(1e5, vcpus))
         return max(once_s + self.mode.rounds[0] * round_s, self.mode.limit_s)
 
@@ -490,6 +498,18 @@ class Campaign:
         except (InputError, JobFailedError, RuntimeUnavailableError) as error:
             return [{"of": "docker", "action": f"not measured: {error}", "n": 0}]
         return watch.rows()
+
+    def _hiccups(self, testbed: Testbed, capacity: float) -> list[Row]:
+        """How often the load stalls and vCPUs are stolen, while memcached is alone."""
+        one, watch_s = self._cores(1), self.mode.steady_s
+        trace = LoadTrace.explicit([int(0.5 * capacity)], watch_s + 2.0 * steadiness.SETTLE_S)
+        with testbed.serving(self.scenario.service.threads, one) as server:
+            client = testbed.client(server, trace)
+            try:
+                readings = steadiness.watch(testbed, server, one, client, watch_s)
+            finally:
+                client.stop()
+        return steadiness.rows(readings)
 
     def _apart(self, cores: tuple[int, ...], vcpus: int) -> tuple[int, ...]:
         """A vCPU of another core: not the load's, the last one, where there is a choice."""

@@ -1,5 +1,6 @@
 """A profile, a scenario and a report from tables with known truth."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,28 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     host = fit_machine(boxed, base, latency, jobs, pd.concat([actuation, docker]), "m").host
     assert host["container_start_s"].value == pytest.approx(0.4)
     assert "docker" in host["api_latency_p99_s"].source
+
+
+def test_hiccups_are_as_sure_as_their_number_allows(scenario: Scenario) -> None:
+    base = load_profile("local")  # knows of none
+    base = base.model_copy(update={"jobs": load_profile(scenario.profile).jobs})
+    latency, jobs, actuation = machine_tables(scenario)
+    assert "stalls_per_s" not in fit_machine(scenario, base, latency, jobs, actuation, "m").host
+    seen = [
+        {"of": "hiccups", "action": "stalls", "seen": 16, "mean_s": 0.05, "watched_s": 40.0},
+        {"of": "hiccups", "action": "steals", "seen": 0, "mean_s": math.nan, "watched_s": 40.0},
+    ]
+    table = pd.concat([actuation, pd.DataFrame(seen)])
+    host = fit_machine(scenario, base, latency, jobs, table, "m").host
+    assert host["stalls_per_s"].value == pytest.approx(16.5 / 40.0)
+    assert host["stalls_per_s"].spread == pytest.approx(16.5**-0.5, rel=0.01)
+    assert host["stall_s"].value == pytest.approx(0.05)
+    assert host["stall_s"].spread == pytest.approx(0.25)
+    assert host["stalls_per_s"].source == "measured here: 16 stalls in 40 s"
+    assert host["steals_per_s"].value == pytest.approx(0.5 / 40.0)
+    assert host["steals_per_s"].spread > 1.0  # none in 40 s says little
+    assert host["steal_s"].source.startswith("prior")
+    assert host["gate_latency_s"].source.startswith("prior")
 
 
 def test_everything_measured_has_a_name_of_its_own(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from training.machine.testbed import (
     Timing,
 )
 
-REPEATED = CampaignPlan("repeated", Timing(1.0, 0.3), (3, 9), math.inf, 10.0)
+REPEATED = CampaignPlan("repeated", Timing(1.0, 0.3), (3, 9), math.inf, 10.0, 1.0)
 
 
 class Source:
