@@ -11,8 +11,9 @@ from env.physics.backlog import served_qps
 from env.physics.compiled import compiled, inlined
 from env.physics.parameters import SENSOR_NOISE
 from env.physics.service import mixture_p95
+from env.simulator.guarding import PROBES_PER_S, account
 from env.simulator.random import two_noises
-from env.simulator.rates import PROBES_PER_S, SOON_S
+from env.simulator.rates import SOON_S
 
 _FEWEST = 1e-3  # requests in a window without any, whose count does not scatter
 
@@ -24,6 +25,7 @@ def sense(h):
 
     :param h: host row
     """
+    account(h)
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     cpu_cores = h.service_cpu
     if h.turned_s[0] > h.now_s - h.period_s:
