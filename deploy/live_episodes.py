@@ -208,6 +208,8 @@ class Episode:
             "edits": self._edits,
             "actuations": self._changes,
             "overruled": self.machine.overruled,
+            "guard_steps": self.machine.guard_steps,
+            "guard_s": self.machine.guard_s,
             "illegal_edits": self.control.illegal_edits,
             "decisions": self._decisions,
             "reward_terms": dict(self._sums),

@@ -29,6 +29,7 @@ from env.codes import (
     SERVICE,
     START,
 )
+from env.regulator import was_busier
 from env.scenario import Scenario
 
 KINDS = ("keep", "service", "start", "place", "pause")
@@ -201,14 +202,17 @@ def something_runs(control):
 
 def can_serve(control, cores):
     """
-    Whether memcached's vCPUs may change to `cores`: no vCPU is taken before its dwell time is over.
+    Whether memcached's vCPUs may change to `cores`, as the regulator sees it.
+
+    No vCPU is taken before its dwell time is over, nor while it was needed within the last second.
 
     :param control: a control row (`env.control`)
     :param cores: vCPU set, a bit mask; the desired set itself is no change
     """
     leaving = control.service & ~cores
     held = control.now_s - control.grown_at_s < control.service_dwell_s
-    return cores != control.desired_service and not (leaving != 0 and held)
+    busy = leaving != 0 and (held or was_busier(control, cores))
+    return cores != control.desired_service and not busy
 
 
 def legal_edits(control, rows, legal):

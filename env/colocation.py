@@ -65,7 +65,7 @@ class ColocationEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         float32[n_features + n_edits]: load, memcached's CPU use, load history and timing, who
         holds which vCPU, each job's state, progress, threads, weight and vCPUs, all in fixed
         scales (`env.observation` lists them with their units); then the action mask, 1 where an
-        edit is legal now. For `cca-2025`: 96 + 87.
+        edit is legal now. For `cca-2025`: 97 + 87.
 
     ACTIONS:
         Discrete(n_edits): keep the allocation, or edit one thing in it: memcached's vCPUs, or

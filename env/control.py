@@ -24,6 +24,9 @@ STATES, WEIGHTS = tuple(JobState), tuple(Weight)
 HISTORY = 3
 """How many past load readings the observation carries."""
 
+PEAKS = 3
+"""How many stretches the largest load and CPU use are kept of (`env.regulator.note_use`)."""
+
 PROBE_WINDOW_S = 1.0
 """What a reading of the latency probe covers for a trained policy."""
 
@@ -35,10 +38,13 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
     :param n_jobs: J, number of batch jobs
     :param n_vcpus: C, number of vCPUs
     """
-    jobs, whole, real = (n_jobs,), "i8", "f8"
+    jobs, vcpus, whole, real = (n_jobs,), (n_vcpus,), "i8", "f8"
     return [
         # Limits, from the scenario.
         ("n_vcpus", whole),
+        ("sibling", whole, vcpus),  # on the same physical core, or -1
+        ("period_s", real),  # from one poll to the next
+        ("interval_s", real),  # between two moves of the load
         ("share_service_cores", whole),
         ("service_dwell_s", real),
         ("pause_dwell_s", real),
@@ -55,6 +61,8 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("now_s", real),
         ("qps", real),  # over the last polling window
         ("cpu_cores", real),  # memcached's CPU use over the last polling window
+        ("peak_qps", real),  # the largest of the last second or more
+        ("peak_cpu_cores", real),
         ("probed_p95_us", real),  # by the latency probe over its last window; 0 without one
         ("job_state", whole, jobs),  # JobState
         ("job_cpu_s", real, jobs),
@@ -82,12 +90,30 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("settled_qps", real),  # load level the policy last saw move
         ("load_moved_at_s", real),
         ("load_gap_s", real),  # time between the last two moves
+        ("smooth_qps", real),  # over some polls, which their noise does not pass
+        ("smooth_cpu_cores", real),
+        ("peaks_qps", real, (PEAKS,)),  # of each stretch, the one under way first
+        ("peaks_cpu_cores", real, (PEAKS,)),
+        ("peaks_began_s", real),  # the stretch under way
         ("worst_p95_us", real),  # largest reading of the probe, fading
         ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
         ("kept", whole),  # 1 when the last action changed nothing
         ("settled", whole),  # 1: regulating the desired allocation again would change nothing
+        # The SLO guard (`env.guard`).
+        ("guarded", whole),  # 1: the regulator is on, and the guard with it
+        ("edited", whole),  # 1: what is desired was made by edits, so jobs' sets are resolved
+        ("late_lately", real),  # share of late requests over some polls
+        ("late_share", real),  # and over about an interval
+        ("guard_level", whole),
+        ("guard_back_off", real),
+        ("guard_hot_s", real),  # last poll at which the budget burned
+        ("guard_acted_s", real),  # last climb that changed something
+        ("guard_lowered_s", real),
+        ("guard_acquitted_s", real),  # until then jobs are not blamed
         # Counts over the episode.
+        ("guard_steps", whole),  # levels climbed
+        ("guard_s", real),  # time at a level above 0
         ("illegal_edits", whole),
         ("overruled", whole),
         ("overruled_reasons", whole),  # reasons of the last decision, a sum of regulator flags
@@ -111,6 +137,9 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
     }
     values.update(
         n_vcpus=machine.vcpus,
+        sibling=[machine.sibling_of(vcpu) for vcpu in range(machine.vcpus)],
+        period_s=scenario.control.period_s,
+        interval_s=scenario.load.interval_s,
         share_service_cores=int(rules.share_service_cores),
         service_dwell_s=rules.service_dwell_s,
         pause_dwell_s=rules.pause_dwell_s,
@@ -139,6 +168,11 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         paused_at_s=[long_ago] * n_jobs,
         moved_at_s=[long_ago] * n_jobs,
         load_moved_at_s=0.0,
+        guard_back_off=1.0,
+        guard_hot_s=long_ago,
+        guard_acted_s=long_ago,
+        guard_lowered_s=long_ago,
+        guard_acquitted_s=long_ago,
         kept=1,
     )
     return values

@@ -1,13 +1,26 @@
 """
 One decision: from what a policy chose to the allocation that is sent.
 
-The simulator, the trained policy and the real machine decide by these two functions, compiled in
+The simulator, the trained policy and the real machine decide by these functions, compiled in
 the kernel and plain Python elsewhere. A policy chooses an edit or a whole allocation; both are
 written into the control row as desired, and the regulator settles what becomes of them.
 """
 
 from env.action import apply_edit, resolve_sets
 from env.regulator import pass_through, regulate_jobs, regulate_service
+
+
+def regulate_again(control):
+    """
+    Regulate the desired allocation that stands, as the guard has it done between decisions.
+
+    :param control: a control row (`env.control`)
+    """
+    regulate_service(control)
+    if control.edited:
+        resolve_sets(control)
+    regulate_jobs(control)
+    control.settled = control.overruled_reasons == 0
 
 
 def decide_edit(control, rows, edit):
@@ -22,13 +35,11 @@ def decide_edit(control, rows, edit):
     :param edit: index of the edit
     :return: whether the allocation was regulated, and so may have to be sent
     """
+    control.guarded = control.edited = 1
     apply_edit(control, rows, edit)
     if control.kept and control.settled:
         return False
-    regulate_service(control)
-    resolve_sets(control)
-    regulate_jobs(control)
-    control.settled = control.overruled_reasons == 0
+    regulate_again(control)
     return True
 
 
@@ -39,9 +50,10 @@ def decide_allocation(control, regulator_on):
     :param control: a control row (`env.control`)
     :param regulator_on: False lets the desired allocation through as it is
     """
+    control.edited = 0
     if regulator_on:
-        regulate_service(control)
-        regulate_jobs(control)
+        control.guarded = 1
+        regulate_again(control)
     else:
         pass_through(control)
     control.settled = 0  # the next edit resolves the jobs' sets anew

@@ -19,6 +19,7 @@ that a VM could not show. The layout, with J jobs and C vCPUs:
 | 1 | probed p95, at most twice the SLO; 0 without a probe | SLO |
 | 1 | the worst of its readings, fading by 1/e in `FADE_S`, at most twice the SLO | SLO |
 | 1 | the worst of the readings while memcached held its refuge or more, fading | SLO |
+| 1 | level of the SLO guard (`env.guard`) | its highest level |
 | C | vCPU belongs to memcached | 0 / 1 |
 | J x (7 + C) | job pending, running, paused, done; CPU time over solo work, at most 2; | 0 / 1, 1 |
 | | threads; background weight; vCPU belongs to the job | C, 0 / 1 |
@@ -30,12 +31,13 @@ included, because actions take effect late.
 
 from env.codes import BACKGROUND, DONE, PAUSED, PENDING, RUNNING
 from env.control import HISTORY, PROBE_WINDOW_S
+from env.guard import PAUSED_ALL
 from env.scenario import Scenario
 
-VERSION = 2
+VERSION = 3
 """Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
 
-GLOBAL_FEATURES = 12 + HISTORY
+GLOBAL_FEATURES = 13 + HISTORY
 JOB_FEATURES = 7
 LONG_S = 10.0  # scale of the times since the load moved [s]
 FADE_S = 600.0  # how long a bad reading of the probe is remembered [s]
@@ -112,7 +114,8 @@ def observe(control, n_vcpus, features):
     features[at + 6] = min(control.probed_p95_us / control.slo_us, WORST)
     features[at + 7] = min(control.worst_p95_us / control.slo_us, WORST)
     features[at + 8] = min(control.refuge_p95_us / control.slo_us, WORST)
-    at += 9
+    features[at + 9] = control.guard_level / PAUSED_ALL
+    at += 10
     for vcpu in range(n_vcpus):
         features[at] = (control.service >> vcpu) & 1
         at += 1

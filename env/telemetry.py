@@ -20,6 +20,8 @@ class ServiceTelemetry(NamedTuple):
     :param run_delay_s: seconds its threads waited for a vCPU since the loop started
     :param qps: request rate over the last polling window [requests/s]
     :param cpu_cores: CPU use over the last polling window [vCPUs]
+    :param peak_qps: largest request rate of the last second or more, smoothed [requests/s]
+    :param peak_cpu_cores: largest CPU use of the same time, smoothed [vCPUs]
     :param p95_us: 95th percentile of latency over the policy's probe window, where a probe runs
     :param cpi: cycles per instruction over the same window, where the machine counts them;
         simulated: relative to memcached alone
@@ -30,6 +32,8 @@ class ServiceTelemetry(NamedTuple):
     run_delay_s: float
     qps: float
     cpu_cores: float
+    peak_qps: float = 0.0
+    peak_cpu_cores: float = 0.0
     p95_us: float | None = None
     cpi: float | None = None
 
@@ -56,6 +60,8 @@ class Telemetry:
     :param vcpu_busy_s: busy seconds of each vCPU since the loop started
     :param jobs: the jobs by name
     :param applied: the allocation that was last sent to the actuator
+    :param guard_level: the SLO guard's level (`env.guard`), 0 while it lets the policy be
+    :param guard_steps: levels that it has climbed since the loop started
     """
 
     time_s: float
@@ -63,3 +69,5 @@ class Telemetry:
     vcpu_busy_s: tuple[float, ...]
     jobs: Mapping[str, JobTelemetry]
     applied: Allocation
+    guard_level: int = 0
+    guard_steps: int = 0

@@ -109,11 +109,12 @@ class Rig:
         rows = self.factory.table.rows
         return kernel.step(self.row, rows, self.targets, edit, gamma, terms), terms
 
-    def set_desired(self, service: tuple[int, ...], **jobs: Any) -> None:
+    def set_desired(self, service: tuple[int, ...], regulator_on: bool = True, **jobs: Any) -> None:
         """
         Desire an allocation and send it.
 
         :param service: memcached's vCPUs
+        :param regulator_on: whether the regulator, and the guard with it, stand in between
         :param jobs: for a job's name its (state, vCPUs, weight), launched with 4 threads
         """
         self.row["desired_service"] = mask_of(service)
@@ -123,7 +124,7 @@ class Rig:
             self.row["desired_cores"][job] = mask_of(cores)
             self.row["desired_weight"][job] = int(weight)
             self.row["desired_threads"][job] = 4
-        kernel.apply_desired(self.row, True)
+        kernel.apply_desired(self.row, regulator_on)
 
     def desire_anything(self, rng: np.random.Generator) -> None:
         """Desire something random, most of what there is staying as it is."""

@@ -75,11 +75,12 @@ class PPOPolicy:
         :param telemetry: what the machine shows now
         """
         control = self._control
+        by_guard = self._guard_acted(telemetry)
         self._read(telemetry)
         if telemetry.applied is not self._seen:
             self._seen = telemetry.applied
             control.settled = 0
-            self._adopt(telemetry.applied)
+            self._adopt(telemetry.applied, by_guard)
         if self._first:
             control.settled_qps = control.qps
             self._first = False
@@ -99,7 +100,12 @@ class PPOPolicy:
         control.now_s = telemetry.time_s
         control.qps = telemetry.service.qps
         control.cpu_cores = telemetry.service.cpu_cores
+        control.peak_qps = telemetry.service.peak_qps
+        control.peak_cpu_cores = telemetry.service.peak_cpu_cores
         control.probed_p95_us = telemetry.service.p95_us or 0.0
+        if telemetry.guard_level != control.guard_level:
+            control.settled = 0
+        control.guard_level, control.guard_steps = telemetry.guard_level, telemetry.guard_steps
         states, used = control.job_state, control.job_cpu_s
         for index, name in enumerate(self._names):
             job = telemetry.jobs[name]
@@ -108,16 +114,25 @@ class PPOPolicy:
                 control.settled = 0
             used[index] = job.cpu_s
 
-    def _adopt(self, applied: Allocation) -> None:
+    def _guard_acted(self, telemetry: Telemetry) -> bool:
+        """Whether the SLO guard has had a hand in what is applied since the last decision."""
+        was = self._control.guard_level, self._control.guard_steps
+        return was != (0, telemetry.guard_steps) or telemetry.guard_level > 0
+
+    def _adopt(self, applied: Allocation, by_guard: bool) -> None:
         """
         Take over what is really applied where it is not what this policy desired.
 
         That happens after somebody else has decided, or when jobs run already at the beginning.
+        What the guard did is not desired: it ends with the guard.
         """
         control = self._control
         service = mask_of(applied.service_cores)
-        if service != control.service:
-            control.service = control.desired_service = service
+        if service & ~control.service:
+            control.grown_at_s = control.now_s
+        control.service = service
+        if not by_guard:
+            control.desired_service = service
         everything = (1 << control.n_vcpus) - 1
         for index, name in enumerate(self._names):
             job = applied.jobs[name]
@@ -125,13 +140,19 @@ class PPOPolicy:
             known = (control.state[index], control.cores[index], control.weight[index])
             if known == (state, cores, job.weight) or state == DONE:
                 continue
-            control.state[index] = control.desired_state[index] = state
+            control.state[index] = state
+            if state != PENDING:
+                control.cores[index], control.weight[index] = cores, int(job.weight)
+                control.threads[index] = job.threads
+            if by_guard:
+                continue
+            control.desired_state[index] = state
             if state == PENDING:
                 control.desired_place[index] = -1
                 continue
-            control.cores[index] = control.desired_cores[index] = cores
-            control.weight[index] = control.desired_weight[index] = int(job.weight)
-            control.threads[index] = control.desired_threads[index] = job.threads
+            control.desired_cores[index] = cores
+            control.desired_weight[index] = int(job.weight)
+            control.desired_threads[index] = job.threads
             control.desired_set[index] = cores or everything
             control.desired_place[index] = self._place_of(index, cores, int(job.weight))
 

@@ -40,6 +40,8 @@ from env.inputs.commandline import OneLineParser, address, whole_number
 RATE_QPS = 1000.0
 LIMIT_S = 0.25
 RETRY_S = 0.02
+SILENT_S = 0.01
+"""Requests come so close that for longer than this one is due; then it is late, not yet to come."""
 
 PRIORITY = 3
 """Above the load generator's: it shares the vCPU and must not delay the probe's clock."""
@@ -73,6 +75,7 @@ class Probe:
         self.keep_s = keep_s
         self._records: deque[tuple[float, float, float]] = deque()
         self._rest = b""
+        self._told_s = time.monotonic()
         options = ["--raw", "--memcached", f"{host}:{port}", "--cpu", str(cpu)]
         self.process = subprocess.Popen(
             helper_command("deploy.load.probe", *options),
@@ -129,6 +132,29 @@ class Probe:
         """
         own = [own_s > realtime.LATE_S for due, _, own_s in self._records if start_s <= due < end_s]
         return sum(own) / max(1, len(own))
+
+    def late_lately(self, limit_s: float) -> tuple[int, int]:
+        """
+        How many requests are known of since the last call, and how many of them are late.
+
+        A request that has no answer yet counts as late once it is over the limit. When its answer
+        comes it is not counted again.
+
+        :param limit_s: what is late [s]
+        """
+        count = late = 0
+        for due_s, late_s in reversed(self._records):
+            if due_s <= self._told_s:
+                break
+            count += 1
+            late += late_s > limit_s
+        self._told_s = max(self._told_s, self.known_until_s)
+        overdue_s = time.monotonic() - limit_s - self._told_s
+        if overdue_s > SILENT_S and self._records:
+            unanswered = int(RATE_QPS * overdue_s)
+            self._told_s += overdue_s
+            return count + unanswered, late + unanswered
+        return count, late
 
     def p95_us(self, window_s: float) -> float | None:
         """

@@ -20,8 +20,9 @@ from deploy.safety.guardian import Guardian
 from env.allocation import Allocation, JobAllocation, JobState
 from env.codes import PENDING
 from env.control import PROBE_WINDOW_S, ControlState, regulated, set_desired
-from env.decision import decide_allocation, decide_edit
-from env.regulator import REASONS
+from env.decision import decide_allocation, decide_edit, regulate_again
+from env.guard import LATE_LIMIT, LEVELS, late_by_delay, note_late, step_guard
+from env.regulator import REASONS, note_use
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
@@ -39,6 +40,12 @@ PROBE_EVERY_S = 0.25
 SLACK_UTILISATION, SLACK_WINDOW_S = 0.7, 0.5
 """memcached has CPU time to spare while it uses no more than this part of its vCPUs' time, measured
 over a window of this length [s]."""
+
+DELAY_CPU_S, DELAY_MEMORY, LEAST_CALM_DELAY, CALM_RISES_IN_S = 0.01, 0.05, 0.05, 600.0
+"""Without a probe memcached's run delay is read once it has used so much CPU time [s]. Its calm
+baseline is the least that a fading mean, in which a reading has this weight, came down to [s a CPU
+second], and not below what means nothing; it rises by 1/e in this time [s], because a machine may
+have become slower."""
 
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
@@ -113,6 +120,13 @@ class LatencyProbe(Protocol):
     def poll(self) -> bool:
         """Take in what it has measured; False once it has ended."""
 
+    def late_lately(self, limit_s: float) -> tuple[int, int]:
+        """
+        How many requests are known of since the last call, and how many of them are late.
+
+        :param limit_s: what is late [s]
+        """
+
     def p95_us(self, window_s: float) -> float | None:
         """
         95th percentile of the latency [µs]; None if too little was seen.
@@ -164,6 +178,8 @@ class LiveMachine:
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self.now_s
+        self._seen_cpu: Cpu | None = None  # up to here the run delay was read
+        self._mean_delay = self._calm_delay = math.inf
         self._slack = True
         self._slack_from: Cpu | None = None
         self._reasons = 0
@@ -191,6 +207,21 @@ class LiveMachine:
     def applied(self) -> Allocation:
         """What was last sent to the actuator."""
         return self._applied
+
+    @property
+    def guard_level(self) -> int:
+        """The SLO guard's level (`env.guard`), 0 while it lets the policy be."""
+        return self._row.guard_level
+
+    @property
+    def guard_steps(self) -> int:
+        """How many levels the SLO guard has climbed."""
+        return self._row.guard_steps
+
+    @property
+    def guard_s(self) -> float:
+        """How long the SLO guard was at a level above 0 [s]."""
+        return self._row.guard_s
 
     @property
     def stale(self) -> str:
@@ -243,6 +274,8 @@ class LiveMachine:
                 run_delay_s=0.0 if cpu is None else cpu.run_delay_s,
                 qps=sensor.qps,
                 cpu_cores=sensor.cpu_cores,
+                peak_qps=self._row.peak_qps,
+                peak_cpu_cores=self._row.peak_cpu_cores,
                 p95_us=self._p95_us(),
                 cpi=None if self._cpi is None else self._cpi.cpi,
             ),
@@ -252,6 +285,8 @@ class LiveMachine:
                 for name, run in self.actuator.jobs.items()
             },
             applied=self._applied,
+            guard_level=self.guard_level,
+            guard_steps=self.guard_steps,
         )
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
@@ -272,7 +307,6 @@ class LiveMachine:
     def sense(self) -> ControlState:
         """The control row with all readings of the last poll, for whoever decides by edits."""
         row = self._up_to_date()
-        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
         row.probed_p95_us = self._p95_us() or 0.0
         row.job_cpu_s = [run.cpu_s() for run in self.actuator.jobs.values()]
         return row
@@ -294,6 +328,7 @@ class LiveMachine:
         """The control row, with the time and the jobs' states as of the last poll."""
         row, states = self._row, self._row.job_state
         row.now_s, row.overruled = self._polled_s, 0
+        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
         for index, run in enumerate(self.actuator.jobs.values()):
             state = run.state
             if state != states[index]:
@@ -350,7 +385,7 @@ class LiveMachine:
                 "custom", SCHEDULER, detail=f"away for {now_s - self._polled_s:.2f} s"
             )
             self.actuator.forget_written()
-        self._polled_s = now_s
+        span_s, self._polled_s = now_s - self._polled_s, now_s
         self.sensor.ask(now_s)  # memcached answers while all else is done
         if self._guardian is not None:
             self._guardian.beat(now_s)
@@ -371,6 +406,49 @@ class LiveMachine:
                 states[index] = PENDING  # a failed attempt, to be started again
                 self._sent = ()
                 self._unsettle()
+        self._guard(span_s)
+
+    def _guard(self, span_s: float) -> None:
+        """
+        Show the regulator and the SLO guard what the poll has read, and do what the guard asks for.
+
+        :param span_s: the time since the poll before [s]
+        """
+        row = self._up_to_date()
+        if not row.guarded:
+            return
+        note_use(row, row.qps, row.cpu_cores, span_s)
+        share = self._late_share(span_s)
+        note_late(row, row.late_lately if share is None else share, span_s)
+        lately, gone, before = row.late_lately, row.late_share / LATE_LIMIT, row.guard_level
+        if step_guard(row):
+            verb = "up" if row.guard_level > before else "down"
+            why = f"{100 * lately:.0f} % late just now, {100 * gone:.0f} % of the budget gone"
+            detail = f"guard {verb} to level {row.guard_level}: {LEVELS[row.guard_level]} ({why})"
+            self._recorder.event("custom", SCHEDULER, detail=detail)
+            regulate_again(row)
+            self._settled = None
+            self._send()
+
+    def _late_share(self, span_s: float) -> float | None:
+        """The share of late requests since the poll before; None if there is none to tell by."""
+        if self._probe is not None:
+            count, late = self._probe.late_lately(1e-6 * self.scenario.service.slo_us)
+            return late / count if count else None
+        now, before = self.sensor.cpu, self._seen_cpu
+        if now is None or before is None:
+            self._seen_cpu = now
+            return None
+        self._calm_delay *= math.exp(span_s / CALM_RISES_IN_S)
+        if now.cpu_s - before.cpu_s < DELAY_CPU_S:
+            return None
+        delay = (now.run_delay_s - before.run_delay_s) / (now.cpu_s - before.cpu_s)
+        self._seen_cpu = now
+        if self._mean_delay == math.inf:
+            self._mean_delay = delay
+        self._mean_delay += DELAY_MEMORY * (delay - self._mean_delay)
+        self._calm_delay = max(min(self._calm_delay, self._mean_delay), LEAST_CALM_DELAY)
+        return late_by_delay(delay, self._calm_delay)
 
     def _has_slack(self) -> bool:
         """Whether memcached has CPU time to spare on its vCPUs."""

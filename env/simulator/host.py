@@ -46,11 +46,8 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
     fields = control_fields(n_jobs, n_vcpus)
     fields += [
         # The machine and its physics (a profile, or one draw from its uncertainty).
-        ("sibling", whole, vcpus),
         ("batch_sibling", whole, vcpus),  # the pairing that the profile's job data show
         ("service_threads", whole),
-        ("period_s", real),
-        ("interval_s", real),
         ("duration_s", real),
         ("service_params", real, (len(SERVICE_FIELDS),)),
         ("job_params", real, (n_jobs, len(JOB_FIELDS))),
@@ -97,6 +94,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("p95_us", real),
         ("capacity_qps", real),
         ("service_cpu", real),
+        ("rate_qps", real),  # served
         ("tail_shape", real),
         ("slow_fraction", real),  # of requests over the SLO
         # The measurement interval under way, and the requests of the one before it.
@@ -113,6 +111,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("service_wait_s", real),
         ("vcpu_busy_s", real, vcpus),
         # What a latency probe and the CPU's event counters show a policy that asks for them.
+        ("probe_runs", whole),  # the SLO guard asks whoever else does
         ("probe_window_s", real),  # 0: nobody asks
         ("probe_began_s", real),  # the window under way, and what it has seen
         ("probe_weight", real, (MIXTURE,)),
@@ -123,6 +122,9 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("probe_stretched_s", real),
         ("stretch", real),  # cycles per instruction, relative to memcached alone
         ("probed_cpi", real),  # the reading; p95's is in the control row
+        # The SLO guard.
+        ("accounted_s", real),  # up to here it and the regulator have taken in what happened
+        ("guard_at_s", real),  # the poll at which it may have to act; inf: at none
         # Waking a sleeping policy.
         ("until_s", real),
         ("woken_s", real),  # first poll that something has asked for; recorders set it to inf

@@ -18,6 +18,7 @@ from env.physics.backlog import time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
 from env.physics.service import mixture_p95
+from env.simulator.guarding import guard_changes_level
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
 from env.simulator.sending import land_move, land_service, land_state, send
 from env.simulator.sensing import sense
@@ -32,6 +33,7 @@ callable_from_kernel(
     action.resolve_sets,
     decision.decide_edit,
     decision.decide_allocation,
+    decision.regulate_again,
     observation.remember,
     observation.shift_history,
     observation.observe,
@@ -221,6 +223,9 @@ def advance(h, targets, until_s):
             end_interval(h)
             _begin_interval(h, targets)
             changed = True
+        if h.guard_at_s <= h.now_s + SOON_S:
+            _guard(h)
+            changed = True
         if changed:
             refresh(h)
         if all_done(h):
@@ -228,6 +233,14 @@ def advance(h, targets, until_s):
             return
     if h.now_s >= h.duration_s - SOON_S and h.sent_requests > 0.0:
         end_interval(h)  # cut short by the time cap; it counts as far as it came
+
+
+@compiled
+def _guard(h):
+    """The SLO guard's poll: what it changes is regulated and sent, whoever decides next."""
+    if guard_changes_level(h):
+        decision.regulate_again(h)
+        send(h)
 
 
 @compiled

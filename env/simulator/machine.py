@@ -42,9 +42,13 @@ READINGS = (
     "service_wait_s",
     "qps",
     "cpu_cores",
+    "peak_qps",
+    "peak_cpu_cores",
     "probe_window_s",
     "probed_p95_us",
     "probed_cpi",
+    "guard_level",
+    "guard_steps",
 )
 """The scalars that telemetry shows, read at once."""
 
@@ -56,6 +60,8 @@ COUNTS = (
     "edits",
     "actuations",
     "overruled",
+    "guard_steps",
+    "guard_s",
     "illegal_edits",
     "decisions",
 )
@@ -176,7 +182,7 @@ class EpisodeFactory:
         if variation.physics > 0.0:
             self._draw_physics(host, rng)
         if variation.unprobed > 0.0 and rng.random() < variation.unprobed:
-            host["probe_window_s"] = 0.0
+            host["probe_runs"] = host["probe_window_s"] = 0
         if variation.error > 0.0 and rng.random() < variation.error_share:
             vm_speed = float(host["service_params"][VM_SPEED])
             for name, _ in self._spreads:
@@ -232,14 +238,10 @@ class EpisodeFactory:
         delays = scenario.delays.model_dump(exclude_none=True, exclude={"docker_moves"})
         for field, value in delays.items():
             host_params[HOST_FIELDS.index(field)] = value
-        sibling = [machine.sibling_of(vcpu) for vcpu in range(machine.vcpus)]
         paired = len(profile.siblings) == machine.vcpus
         values.update(
-            sibling=sibling,
-            batch_sibling=profile.siblings if paired else sibling,
+            batch_sibling=profile.siblings if paired else values["sibling"],
             service_threads=service.threads,
-            period_s=scenario.control.period_s,
-            interval_s=load.interval_s,
             duration_s=load.duration_s,
             docker_moves=scenario.delays.docker_moves,
             service_params=profile.service_array(),
@@ -258,7 +260,9 @@ class EpisodeFactory:
             true_weight=values["weight"],
             true_quota=values["quota"],
             stretch=1.0,
+            probe_runs=1,
             probe_window_s=PROBE_WINDOW_S,
+            guard_at_s=math.inf,
             start_s=[math.inf] * n_jobs,
             end_s=[math.inf] * n_jobs,
         )
@@ -347,14 +351,16 @@ class SimulatedMachine:
         self._targets = np.ascontiguousarray(targets, dtype=np.float64)[None, :]
         kernel.start_episode_at(self._hosts, 0, self._targets[0])
 
-    def probe(self, window_s: float) -> None:
+    def probe(self, window_s: float, runs: bool = True) -> None:
         """
         Show p95 and cycles per instruction as somebody wants them, until the episode ends.
 
         :param window_s: what a reading covers at least; a slower reader's covers all since his
             last one. 0 shows nothing
+        :param runs: whether the machine has a probe at all; the SLO guard asks it in any case
         """
-        self.host.probe_window_s = window_s
+        self.host.probe_runs = runs
+        self.host.probe_window_s = window_s if runs else 0.0
         self.host.probed_p95_us = 0.0
         self.host.probe_began_s = self.host.now_s
 
@@ -390,7 +396,7 @@ class SimulatedMachine:
     def telemetry(self) -> Telemetry:
         """What the machine shows now."""
         host = self.host
-        time_s, *service, window_s, p95_us, cpi = self._readings.item(0)
+        time_s, *service, window_s, p95_us, cpi, level, steps = self._readings.item(0)
         probed = (p95_us, cpi) if window_s > 0.0 else ()
         states, cpu_s = host.job_state.tolist(), host.job_cpu_s.tolist()
         return Telemetry(
@@ -402,6 +408,8 @@ class SimulatedMachine:
                 for name, state, used in zip(self._names, states, cpu_s, strict=True)
             },
             self._in_force(),
+            level,
+            steps,
         )
 
     def _in_force(self) -> Allocation:

@@ -22,16 +22,17 @@ from env.physics.service import (
     service_stretch,
     tail_fraction,
 )
-
-# Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
-# with background work, and with work of equal weight on its vCPUs.
-CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
+from env.simulator.guarding import (
+    CALM_WAIT,
+    CONTENDED_WAIT,
+    PROBES_PER_S,
+    account,
+    next_guard_s,
+)
 
 # A load generator leaves others this much of its vCPU at least: Linux keeps real-time processes
 # to 0.95 of one (sched_rt_runtime_us).
 CLIENT_MOST = 0.95
-
-PROBES_PER_S = 1000.0
 
 SOON_S = 1e-9
 """Events this close to now are due."""
@@ -46,6 +47,7 @@ def refresh(h):
 
     :param h: host row
     """
+    account(h)
     _place_batch(h)
     _ask_for_service(h)
     pressure = job_speeds(
@@ -55,6 +57,8 @@ def refresh(h):
     _weigh_batch(h)
     _fill_vcpus(h)
     _answer(h, pressure)
+    h.rate_qps = served_qps(h.backlog, h.load_qps, h.capacity_qps)
+    h.guard_at_s = next_guard_s(h)
     # With a backlog, or one that begins, rates change at no time that can be told from afar.
     keeps_up = h.backlog == 0.0 and h.load_qps <= h.capacity_qps
     h.quiet_until_s = next_event(h) - _QUIET_S if keeps_up else h.now_s
@@ -173,7 +177,7 @@ def next_event(h):
 
     :param h: host row
     """
-    first = min(h.interval_ends_s, h.service_lands_s)
+    first = min(h.interval_ends_s, h.service_lands_s, h.guard_at_s)
     for job in range(h.lands_s.shape[0]):
         first = min(first, h.lands_s[job], h.move_lands_s[job])
         if h.true_state[job] == RUNNING and h.speed[job] > 0.0:

@@ -11,8 +11,9 @@ from env.physics.backlog import served_qps
 from env.physics.compiled import compiled, inlined
 from env.physics.parameters import SENSOR_NOISE
 from env.physics.service import mixture_p95
+from env.simulator.guarding import PROBES_PER_S, account
 from env.simulator.random import two_noises
-from env.simulator.rates import PROBES_PER_S, SOON_S
+from env.simulator.rates import SOON_S
 
 
 @inlined
@@ -22,6 +23,7 @@ def sense(h):
 
     :param h: host row
     """
+    account(h)
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     # Requests arrive at random, so a window's count scatters by its square root at least.
     spread = math.sqrt(1.0 / (rate * h.period_s) + h.host_params[SENSOR_NOISE] ** 2)

@@ -74,9 +74,10 @@ def test_the_documented_order(rig: Rig, scenario: Scenario) -> None:
     control.probed_p95_us = 0.5 * scenario.service.slo_us
     control.worst_p95_us = 1.5 * scenario.service.slo_us
     control.refuge_p95_us = 1.2 * scenario.service.slo_us
+    control.guard_level = 3
     values = features_of(control, scenario)
     assert values[: GLOBAL_FEATURES + 4] == pytest.approx(
-        [0.5, 0.3, 0.6, 0.4, 0.3, 0.2, 0.7, 1.2, 0.25, 0.75, 0, 1, 0.5, 1.5, 1.2, 1, 1, 0, 0]
+        [0.5, 0.3, 0.6, 0.4, 0.3, 0.2, 0.7, 1.2, 0.25, 0.75, 0, 1, 0.5, 1.5, 1.2, 0.75, 1, 1, 0, 0]
     )
     contents = [content for _, content in documented_rows()]
     assert contents[0].startswith("load")

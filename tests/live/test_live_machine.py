@@ -1,6 +1,8 @@
 """The machine as a policy sees it: moves of the load, slack, a probe that dies."""
 
+import os
 import select
+import signal
 import time
 from collections import deque
 
@@ -10,7 +12,8 @@ from deploy.loop.dry_run import DryActuator
 from deploy.loop.live_machine import LiveMachine
 from deploy.records.recorder import Recorder
 from deploy.records.state import State
-from env.allocation import Allocation
+from env.allocation import Allocation, JobAllocation, JobState, Weight
+from env.guard import ALONE
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE
 
@@ -97,6 +100,45 @@ def test_a_probe_that_has_died_is_said_once_and_shows_nothing(server, scenario_f
         machine.poll()
     assert machine.telemetry().service.p95_us is None
     assert [event.detail for event in recorder.recent].count("the latency probe has ended") == 1
+    probe.stop()
+    vcpus.close()
+    recorder.close()
+
+
+def test_a_burst_of_late_probes_takes_jobs_off_memcacheds_vcpus_within_two_polls(
+    server, scenario_file, tmp_path
+):
+    """memcached is stopped; nobody decides meanwhile, and no answer has come yet."""
+    scenario = load_scenario(scenario_file())
+    choices = {"core_choices": [[0]]}
+    scenario = scenario.with_changes(service=choices, load={"interval_s": 2.0})
+    state = State("guard", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    vcpus, probe = VcpuClock(2, None), Probe(server.host, server.port, 1)
+    sensor, dry = Scripted(*[None] * 400), DryActuator(scenario, state)
+    machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
+    assert select.select([probe.file], [], [], 20.0 * PATIENCE)[0]
+    shared = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
+    machine.poll()
+    machine.apply(Allocation((0,), {"dedup": shared}))
+    machine.advance(machine.polled_s + 1.5)  # the load's first records may have been late
+    while machine.guard_level:
+        machine.advance(machine.polled_s)
+    assert machine.applied.jobs["dedup"].cores == (0, 1)
+    period_s = scenario.control.period_s
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        # Of a budget of 0.1 s two fifths are 40 ms; a request is late after one more.
+        machine.advance(machine.polled_s + 2 * period_s)
+        machine.advance(machine.polled_s + 2 * period_s)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert machine.guard_level >= ALONE
+    assert 0 not in machine.applied.jobs["dedup"].cores
+    assert machine.guard_steps >= 2
+    assert any("guard up to level 2" in event.detail for event in recorder.recent)
+    machine.advance(machine.polled_s + 0.2)
+    assert machine.guard_s > 0.0
     probe.stop()
     vcpus.close()
     recorder.close()

@@ -120,7 +120,7 @@ def run_episode(
     error = ""
     try:
         policy.reset(machine.scenario)
-        machine.probe(policy.probe_window_s if probed else 0.0)
+        machine.probe(policy.probe_window_s, probed)
         advance = machine.advance if recorder is None else partial(recorder.advance, machine)
         advance(float(rng.random()) * policy.period_s, False)
         while not machine.over:

@@ -217,11 +217,11 @@ def test_the_intervals_of_the_batch_window_count(seed: int) -> None:
 
 def test_intervals_before_the_first_job_do_not_count(rig: Rig) -> None:
     rig.begin(1, [175_000.0])
-    rig.set_desired((0,))
+    rig.set_desired((0,), regulator_on=False)
     kernel.advance(rig.row, rig.targets, 35.0)
     assert kernel.interval_p95(rig.row) > SCENARIO.service.slo_us
     assert rig.row["intervals"] == rig.row["violations"] == 0
-    rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
+    rig.set_desired((0,), regulator_on=False, vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 60.0)
     assert rig.row["intervals"] == rig.row["violations"] == 3
 
@@ -265,7 +265,7 @@ def test_memcached_keeps_no_more_vcpus_busy_than_it_has_threads(
     rig: Rig, cores: tuple[int, ...]
 ) -> None:
     rig.begin(1, [250_000.0])
-    rig.set_desired(cores)
+    rig.set_desired(cores, regulator_on=False)
     kernel.advance(rig.row, rig.targets, 5.0)
     most = min(SCENARIO.service.threads, len(cores))
     assert 0.9 * most < rig.row["occupancy"].sum() <= most + 1e-9

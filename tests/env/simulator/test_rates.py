@@ -50,7 +50,7 @@ def test_every_request_is_served_or_waits(seed: int) -> None:
 def test_a_backlog_builds_and_drains(rig: Rig) -> None:
     """Ten seconds above what one vCPU serves, then ten far below."""
     rig.begin(1, [20_000.0, 175_000.0, 20_000.0])
-    rig.set_desired((0,))
+    rig.set_desired((0,), regulator_on=False)
     kernel.advance(rig.row, rig.targets, 9.9)
     assert rig.row["backlog"] == 0.0
     calm_us = float(rig.row["p95_us"])
@@ -77,11 +77,11 @@ def test_a_backlog_builds_and_drains(rig: Rig) -> None:
 
 def test_more_vcpus_end_an_overload_at_once(rig: Rig) -> None:
     rig.begin(1, [175_000.0])
-    rig.set_desired((0,))
+    rig.set_desired((0,), regulator_on=False)
     kernel.advance(rig.row, rig.targets, 2.0)
     behind = float(rig.row["backlog"])
     assert behind > 0.0
-    rig.set_desired((0, 1))
+    rig.set_desired((0, 1), regulator_on=False)
     kernel.advance(rig.row, rig.targets, 2.0 + 2 * host_value("fast_latency_s"))
     assert rig.row["capacity_qps"] > 175_000.0
     kernel.advance(rig.row, rig.targets, 2.1)

@@ -1,0 +1,122 @@
+"""
+What happened between decisions, for the regulator and the SLO guard, and when that one acts.
+
+Rates are constant between two events, so a whole stretch is taken in at once, and the first poll at
+which the guard (`env.guard`) may have to act is known beforehand: calm time costs nothing. Every
+function takes a host row `h` (`env.simulator.host`).
+"""
+
+import math
+
+from env import guard, regulator
+from env.physics.compiled import callable_from_kernel, compiled
+from env.simulator.random import two_noises
+
+callable_from_kernel(
+    guard.late_by_delay,
+    guard.note_late,
+    guard.step_guard,
+    guard.must_climb,
+    guard.climb,
+    guard.acquit,
+    guard.last_trouble_s,
+    guard.kept_already,
+    guard.kept_off,
+    regulator.note_use,
+    regulator.was_busier,
+)
+
+# Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
+# with background work, and with work of equal weight on its vCPUs.
+CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
+
+PROBES_PER_S = 1000.0
+
+_SOON_S = 1e-9
+
+
+@compiled
+def account(h):
+    """
+    Take in what has happened since the last call, at the rates that held; none may have changed.
+
+    :param h: host row
+    """
+    span_s = h.now_s - h.accounted_s
+    h.accounted_s = h.now_s
+    if h.guarded and span_s > 0.0:
+        regulator.note_use(h, h.rate_qps, h.service_cpu, span_s)
+        guard.note_late(h, seen_late(h), span_s)
+
+
+@compiled
+def seen_late(h):
+    """
+    The share of late requests that the guard can know of: the probe's, or a guess without one.
+
+    :param h: host row
+    """
+    return h.slow_fraction if h.probe_runs else guard.late_by_delay(h.wait, CALM_WAIT)
+
+
+@compiled
+def guard_changes_level(h):
+    """
+    A poll of the guard; what it sees scatters as the few requests of a probe do.
+
+    :param h: host row
+    """
+    span_s = min(h.now_s - h.accounted_s, guard.LATELY_S)
+    account(h)
+    if h.probe_runs and span_s > 0.0:
+        noise, _ = two_noises(h)
+        late = h.slow_fraction
+        weight = -math.expm1(-span_s / guard.LATELY_S)
+        spread = weight * math.sqrt(late * (1.0 - late) / (PROBES_PER_S * span_s))
+        h.late_lately = max(0.0, h.late_lately + spread * noise)
+    return guard.step_guard(h)
+
+
+@compiled
+def next_guard_s(h):
+    """
+    The first poll at which the guard may change its level if all rates stay as they are.
+
+    :param h: host row
+    """
+    if h.guarded == 0:
+        return math.inf
+    late, level, limit = seen_late(h), h.guard_level, guard.LATE_LIMIT
+    burns = late > limit or h.late_lately > limit
+    at_s = h.now_s
+    if level == 0 and late > limit:
+        # The later of when the budget is gone and when it is seen to burn.
+        gone = guard.NEARLY_GONE
+        burn = guard.SLOW
+        if late > guard.FAST * limit:
+            gone, burn = guard.GONE_A_LEVEL, guard.FAST
+        window_s = guard.WINDOW * h.interval_s
+        at_s += max(
+            _reaches_s(h.late_share, late, gone * limit, window_s),
+            _reaches_s(h.late_lately, late, burn * limit, guard.LATELY_S),
+        )
+    elif level > 0 and late > limit and h.now_s < h.guard_acquitted_s:
+        at_s = h.guard_acquitted_s
+    elif level == guard.PAUSED_ALL and late > limit:
+        at_s = h.guard_acted_s + guard.TRIAL * h.interval_s
+    elif not burns:
+        if level == 0:
+            return math.inf
+        rest = min(guard.REST * h.guard_back_off, 1.0)
+        at_s = guard.last_trouble_s(h) + rest * h.interval_s
+    polls = math.ceil((max(at_s, h.now_s + _SOON_S) - h.decided_at_s) / h.period_s - 1e-6)
+    poll_s = h.decided_at_s + polls * h.period_s
+    return poll_s if poll_s > h.now_s + _SOON_S else poll_s + h.period_s
+
+
+@compiled
+def _reaches_s(share, late, threshold, window_s):
+    """How long a fading share takes to reach a threshold below the share that it tends to [s]."""
+    if share >= threshold:
+        return 0.0
+    return window_s * math.log((late - share) / (late - threshold))
