@@ -35,6 +35,7 @@ from rich.table import Table
 
 from agents.checkpoint import METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
 from agents.registry import PARAMETER_FOLDER, make
+from deploy.linux.service_process import Program
 from deploy.records import live_view, mcperf, run_report
 from deploy.records.recorder import (
     EVENTS_FILE,
@@ -203,7 +204,7 @@ def readers() -> list[FileReader]:
     run = _run_files(scenario)
     problem = {SCENARIO_FILE: run[SCENARIO_FILE]}
     state = State("0" * 12, "cca-2025", "docker", "unix:///x", 1.0)
-    state.service = ServiceRecord(1, 1, {1: (0, 1)})
+    state.service = ServiceRecord(1, 1, {1: (0, 1)}, Program((0, 0, 0, 0), "/usr/bin/memcached"))
     state.jobs = {name: JobRecord(attempts=1, key="k") for name in scenario.job_names}
     kinds: list[tuple[str, str, Sequence[bytes], Callable[[Path], object], dict[str, bytes]]] = [
         ("scenario", "mine.yaml", _contents(SCENARIO_FOLDER), _of("mine.yaml", load_scenario), {}),

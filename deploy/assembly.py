@@ -32,10 +32,10 @@ from deploy.loop.live_machine import Actuation, LiveMachine
 from deploy.records.recorder import SCHEDULER, Event, Recorder, set_aside
 from deploy.records.state import STATE_FILE, State, StateFolder, as_json, claim
 from deploy.safety.guardian import Guardian, make_safe
-from deploy.safety.restore import in_words, undo
+from deploy.safety.restore import in_words, is_gone, undo
 from deploy.settings import Settings
 from env.allocation import Weight
-from env.errors import InputError, os_reason
+from env.errors import InputError, fault, os_reason
 from env.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def assembled(
         folder.lock()
         stack.callback(folder.unlock)
         state = begin_state(scenario, settings, folder)
-        sensor = ServiceSensor(settings.host, settings.port)
+        known = None if state.service is None else state.service.program
+        sensor = ServiceSensor(settings.host, settings.port, known)
         stack.callback(sensor.close)
         service = find_service(sensor, settings, state.started_s)
         if not settings.dry_run:
@@ -152,17 +153,19 @@ class Steering:
 
     :param machine: performs allocations
     :param left: whether the jobs were left running
+    :param gone: whether memcached has ended, so that nothing could be given back to it
     :param faults: what could not be undone, one line each
     """
 
     machine: LiveMachine
     left: bool = False
+    gone: bool = False
     faults: list[str] = field(default_factory=list)
 
     @property
     def restored(self) -> bool:
         """Whether the machine is as it was found; to be asked after the end."""
-        return not (self.left or self.faults)
+        return not (self.left or self.gone or self.faults)
 
 
 @contextlib.contextmanager
@@ -200,12 +203,13 @@ def steered(
             steering.machine.take_over()
         except (OSError, RuntimeUnavailableError) as error:
             end(state, folder, runtime, hierarchy, True, recorder)  # for another try
-            raise InputError(f"{folder.path}: not taken over: {error}") from error
+            raise InputError(f"{folder.path}: not taken over: {fault(error)}") from error
     try:
         yield steering
     finally:
         actuator.close()
         steering.left = leave_jobs()
+        steering.gone = is_gone(state)
         steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder)
         if not steering.faults:
             guardian.stop()  # the report takes seconds, without a beat
@@ -235,12 +239,12 @@ def end(
         try:
             folder.save(state)
         except OSError as error:
-            faults.append(f"the state is not written, --resume has an older one: {error}")
+            faults.append(f"the state is not written, --resume has an older one: {fault(error)}")
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
         return faults
     faults = undo(state, folder, runtime, hierarchy)
-    for fault in faults:
-        recorder.event("custom", SCHEDULER, detail=fault)
+    for left in faults:
+        recorder.event("custom", SCHEDULER, detail=left)
     if not faults:
         recorder.event("custom", SCHEDULER, detail=in_words(state))
         folder.clear()
@@ -324,6 +328,8 @@ def _why_not_found(sensor: ServiceSensor) -> str:
     process = Path(f"/proc/{sensor.stats.pid}")
     if sensor.stats.pid and process.exists() and not os.access(process / "fd", os.R_OK):
         return f"{process.name} is another user's process: run as root"
+    if trouble := sensor.stats.complaint or "; ".join(sensor.news):
+        return f"no memcached is followed: {trouble}"
     return "no memcached of this machine answers there"
 
 

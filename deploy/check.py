@@ -146,7 +146,8 @@ def _written_down(
     try:
         state = begin_state(scenario, replace(settings, runtime="process", resume=False), folder)
         state.scenario = f"a check of {scenario.name}"  # nothing that could be resumed
-        state.service = ServiceRecord(who.pid, who.started, service_process.affinities(who.pid))
+        had, runs = service_process.affinities(who.pid), service_process.program(who.pid)
+        state.service = ServiceRecord(who.pid, who.started, had, runs)
         if hierarchy is not None:
             group = _trial_group(hierarchy, who)
             state.jobs["check"] = JobRecord(

@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--check", action="store_true", help="say whether this machine is fit")
     what.add_argument("--dry-run", action="store_true", help="say what it would do, for 10 s")
     what.add_argument("--resume", action="store_true", help="go on after a loop that was killed")
-    what.add_argument("--restore", action="store_true", help="undo what a killed loop has left")
+    # Not exclusive: the service gives it after the options that it ran with, whatever they are.
+    add("--restore", action="store_true", help="only undo what a killed loop has left")
     return command
 
 

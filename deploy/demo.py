@@ -246,6 +246,7 @@ def side_by_side(reports: list[dict[str, Any]], scenario: Scenario) -> Table:
     view.add_row("intervals spoiled", *(str(sum(report["spoiled"])) for report in reports))
     view.add_row("median p95, µs", *(_median(report["p95_us"]) for report in reports))
     view.add_row("changes", *(str(report["actuations"]) for report in reports))
+    view.add_row("SLO guard", *(_guard(report["guard"]) for report in reports))
     loops = (f"{report['loop']['cpu_pct']:.1f} %" for report in reports)
     view.add_row("loop's CPU", *loops)
     for name in scenario.job_names:
@@ -260,6 +261,10 @@ def _makespan(makespan_s: float | None) -> str:
 def _violations(report: dict[str, Any]) -> str:
     ratio = report["violation_ratio"]
     return "not measured" if ratio is None else f"{100 * ratio:.1f} % of {len(report['p95_us'])}"
+
+
+def _guard(guard: dict[str, Any]) -> str:
+    return f"{guard['steps']} steps, {100 * guard['share_of_time']:.1f} % of the time"
 
 
 def _median(values: list[float]) -> str:

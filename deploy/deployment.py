@@ -37,7 +37,7 @@ from deploy.safety.guardian import Guardian
 from deploy.safety.restore import in_words, undo
 from deploy.settings import Settings
 from env.allocation import Allocation
-from env.errors import InputError
+from env.errors import InputError, fault
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -130,8 +130,8 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
     if state is None:
         return _restore_lost(settings, folder, hierarchy, "")
     faults = undo(state, folder, make_runtime(state, hierarchy), hierarchy)
-    for fault in faults:
-        complain(fault)
+    for left in faults:
+        complain(left)
     if faults:
         complain(
             "put that right and use --restore again; where that cannot be, end by hand what "
@@ -159,8 +159,8 @@ def _restore_lost(
         return EXIT_OK
     complain(trouble or f"{folder.path}: the state is gone")
     faults = [*found.unknown, *leftovers.end(found, folder, hierarchy, docker)]
-    for fault in faults:
-        complain(fault)
+    for left in faults:
+        complain(left)
     if found.nonces and not faults:
         complain(f"jobs of {', '.join(found.nonces)} were ended, their control groups removed")
     complain(f"which vCPUs memcached had before is not known; {_where_memcached_is(settings)}")
@@ -175,7 +175,7 @@ def _where_memcached_is(settings: Settings) -> str:
             who = find_service(sensor, settings, time.monotonic())
             held = set().union(*service_process.affinities(who.pid).values())
         except (InputError, OSError) as error:
-            return str(error)
+            return fault(error)
     return f"process {who.pid} has {','.join(map(str, sorted(held)))}, `taskset -acp` changes that"
 
 

@@ -1,6 +1,7 @@
 """Errors that a user can mend, and how every command reports them."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,18 @@ def os_reason(error: OSError) -> str:
     :param error: what it raised
     """
     return error.strerror or str(error) or "refused"
+
+
+def fault(error: Exception) -> str:
+    """
+    What went wrong, in words: of the system's refusals the file and the reason, without a number.
+
+    :param error: what was raised
+    """
+    if not isinstance(error, OSError):
+        return str(error)
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{os_reason(error)}"
 
 
 WORDING = {

@@ -25,6 +25,7 @@ from deploy.jobs.runtimes import (
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
 from deploy.records import proof
 from env.allocation import Weight
+from env.errors import fault
 
 if TYPE_CHECKING:
     import docker
@@ -222,7 +223,7 @@ class DockerRuntime:
                 self._client = connect(self._url)
             yield self._client.api
         except (OSError, sdk().errors.DockerException) as error:  # the HTTP library's are OSErrors
-            raise RuntimeUnavailableError(f"Docker: {error}") from error
+            raise RuntimeUnavailableError(f"Docker: {docker_fault(error)}") from error
 
 
 def _trimmed(instance: Instance) -> str:
@@ -237,6 +238,20 @@ def sdk() -> Any:
     import docker
 
     return docker
+
+
+def docker_fault(error: BaseException) -> str:
+    """
+    What Docker's SDK has met, in words: the system's own where it comes from there.
+
+    :param error: what it raised; it wraps the system's refusals several times
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return fault(cause)
+        cause = cause.__cause__ or cause.__context__
+    return str(error)
 
 
 def connect(url: str | None) -> "docker.DockerClient":

@@ -20,6 +20,7 @@ from deploy.records.proof import exit_code
 from deploy.records.recorder import SCHEDULER, Recorder, failed_attempt
 from deploy.records.state import JobRecord, State, StateFolder
 from env.allocation import JobAllocation, JobState, Weight
+from env.errors import fault
 from env.scenario import Job
 
 RETRIES = 3
@@ -76,7 +77,7 @@ class JobContext:
             self.unsaved = False
         except OSError as error:
             if not self.unsaved:
-                self.note(SCHEDULER, f"state not written, nothing new is begun: {error}")
+                self.note(SCHEDULER, f"state not written, nothing new is begun: {fault(error)}")
             self.unsaved = True
 
 
@@ -238,7 +239,7 @@ class JobRun:
                 self._note_written(quota=wanted.quota)
             self._complaint = ""
         except (OSError, ValueError) as error:
-            self._complain(f"cannot be placed: {error}")
+            self._complain(f"cannot be placed: {fault(error)}")
 
     def advance(self, now_s: float) -> None:
         """
@@ -361,7 +362,7 @@ class JobRun:
             self.make_group()
             attempt = self.attempt(self.record.attempts)
         except OSError as error:
-            self._put_off("starting", f"no place to run: {error}", now_s)
+            self._put_off("starting", f"no place to run: {fault(error)}", now_s)
             return
         self._context.save()
         if self._context.unsaved:  # a loop that takes over must know of it

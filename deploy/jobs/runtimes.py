@@ -22,6 +22,7 @@ from deploy.linux.cgroups import JobGroup, members
 from deploy.linux.service_process import identify, stat_fields
 from deploy.records import proof
 from env.allocation import Weight
+from env.errors import fault
 from env.scenario import Job
 
 KILL_LIMIT_S = STOP_LIMIT_S = 5.0
@@ -208,8 +209,8 @@ class ProcessRuntime:
         except OSError as error:
             process.kill()
             if error.errno == errno.ENOSPC:
-                raise RuntimeUnavailableError(str(error)) from error
-            raise JobFailedError(f"cannot be started: {error}") from error
+                raise RuntimeUnavailableError(fault(error)) from error
+            raise JobFailedError(f"cannot be started: {fault(error)}") from error
         key = f"{process.pid}-{identify(process.pid).started}"
         return Instance(attempt, key, process.pid, os.pidfd_open(process.pid), placement)
 

@@ -8,7 +8,9 @@ followed. The guardian uses this file: it needs the standard library alone.
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -40,6 +42,8 @@ class OwnFolder:
             raise refused if error.errno in (errno.ENOTDIR, errno.ELOOP) else error from None
         found = os.fstat(self._file)
         forbidden = OTHERS_RIGHTS if closed else OTHERS_WRITE
+        if not closed and _is_own_group(found.st_gid):
+            forbidden &= ~stat.S_IWGRP
         if found.st_uid != os.geteuid() or found.st_mode & forbidden:
             self.close()
             raise refused
@@ -145,6 +149,20 @@ def write_own(path: Path, content: str) -> None:
     """
     with OwnFolder(path.parent) as folder:
         folder.replace(path.name, content.encode())
+
+
+def _is_own_group(group: int) -> bool:
+    """
+    Whether a group is this user's alone, as systems make one for each user (umask 002 is theirs).
+
+    :param group: its number
+    """
+    try:
+        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    members = {*found.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == group)}
+    return found.gr_name == name and members <= {name}
 
 
 def _is_own_file(found: os.stat_result) -> bool:

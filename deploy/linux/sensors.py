@@ -363,16 +363,17 @@ class ServiceSensor:
 
     :param host: memcached's address, a name or an IP address
     :param port: memcached's TCP port
+    :param known: what the process must run that answers first; None for whatever it runs
     """
 
-    def __init__(self, host: str, port: int):
+    def __init__(self, host: str, port: int, known: Program | None = None):
         self.stats = StatsConnection(host, port)
         self.who: Identity | None = None
         self.cpu: Cpu | None = None
         self.requests: Requests | None = None
         self.qps = self.cpu_cores = 0.0
         self.news: deque[str] = deque(maxlen=MOST_NEWS)
-        self._program: Program | None = None
+        self._program = known
         self._told: set[str] = set()
         self._clock: ThreadClock | None = None
         self._cpu_before: Cpu | None = None

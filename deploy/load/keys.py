@@ -2,7 +2,7 @@
 
 import socket
 
-from env.errors import InputError
+from env.errors import InputError, os_reason
 
 RECORDS = 10_000
 KEY_BYTES = 30
@@ -49,6 +49,8 @@ def load_records(host: str, port: int) -> None:
                     raise InputError(f"{host}:{port}: does not answer as memcached does")
                 answer += part
     except OSError as error:
-        raise InputError(f"{host}:{port}: memcached cannot be reached: {error}") from error
+        raise InputError(
+            f"{host}:{port}: memcached cannot be reached: {os_reason(error)}"
+        ) from error
     if value not in answer:
         raise InputError(f"{host}:{port}: memcached did not keep the records")

@@ -34,7 +34,7 @@ from deploy.linux.readiness import await_readable
 from deploy.load.keys import ANSWERED, RECORDS, get_request
 from deploy.records.lines import LineFile
 from deploy.records.mcperf import HEADER, format_row, percentile
-from env.errors import InputError, exit_on_bad_input
+from env.errors import InputError, exit_on_bad_input, os_reason
 from env.inputs.commandline import OneLineParser, address, whole_number
 
 RATE_QPS = 1000.0
@@ -143,7 +143,7 @@ class Probe:
         :param limit_s: what is late [s]
         """
         count = late = 0
-        for due_s, late_s in reversed(self._records):
+        for due_s, late_s, _ in reversed(self._records):
             if due_s <= self._told_s:
                 break
             count += 1
@@ -381,7 +381,9 @@ def require_server(host: str, port: int) -> None:
     try:
         socket.create_connection((host, port), 1.0).close()
     except OSError as error:
-        raise InputError(f"{host}:{port}: memcached cannot be reached: {error}") from error
+        raise InputError(
+            f"{host}:{port}: memcached cannot be reached: {os_reason(error)}"
+        ) from error
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
 from env.allocation import Allocation, JobState, Weight
+from env.errors import fault
 from env.scenario import Scenario
 
 SAVE_EVERY_S = 1.0
@@ -118,10 +119,10 @@ class Actuator:
         known = self.state.service
         if known is None or (known.pid, known.started) != (who.pid, who.started):
             try:
-                had = service_process.affinities(who.pid)
+                had, runs = service_process.affinities(who.pid), service_process.program(who.pid)
             except OSError:
                 return
-            self.state.service = ServiceRecord(who.pid, who.started, had)
+            self.state.service = ServiceRecord(who.pid, who.started, had, runs)
             self._context.save()
             self._service_unsaved = self._context.unsaved
             self._context.note(MEMCACHED, f"process {who.pid}")
@@ -243,9 +244,9 @@ class Actuator:
         try:
             service_process.pin(self._service.pid, cores)
         except OSError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                self._context.note(MEMCACHED, f"cannot be moved: {error}")
+            if fault(error) != self._complaint:
+                self._complaint = fault(error)
+                self._context.note(MEMCACHED, f"cannot be moved: {fault(error)}")
             return
         self._complaint = ""
         self._service_written = cores

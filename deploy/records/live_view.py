@@ -83,6 +83,7 @@ class Picture:
 
     :param scenario: the problem
     :param work_s: CPU time that each job needs, by name [s]
+    :param guard_level: the SLO guard's
     """
 
     scenario: Scenario
@@ -90,6 +91,7 @@ class Picture:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=HISTORY))
     rows: list[Row] = field(default_factory=list)
+    guard_level: int = 0
 
 
 class Reader:
@@ -116,7 +118,10 @@ class Reader:
         picture = self.picture
         events, samples, load = self._events.lines(), self._samples.lines(), self._load.lines()
         self._start = self._start or events[:1]
-        picture.events.extend(list(parse_events(self._start + events))[1:])
+        new = list(parse_events(self._start + events))[1:]
+        picture.events.extend(new)
+        levels = [event.guard_level for event in new if event.guard_level is not None]
+        picture.guard_level = [picture.guard_level, *levels][-1]
         if not self._columns:
             self._columns, samples = samples[:1], samples[1:]
         picture.samples.extend(parse_samples(self._columns + samples))
@@ -155,6 +160,9 @@ def _service(picture: Picture) -> RenderableType:
     else:
         style = "red" if p95_us > slo_us else "green"
         view.add_row("p95", Text(f"{p95_us:,.0f} µs, SLO {slo_us:g} µs", style))
+    level = picture.guard_level
+    guard = f"level {level}" if level else "lets the policy be"
+    view.add_row("guard", Text(guard, "red" if level else "green"))
     if picture.rows:
         late = sum(row.p95_us > slo_us for row in picture.rows)
         spoiled = sum(row.spoiled for row in picture.rows)

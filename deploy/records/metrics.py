@@ -42,6 +42,7 @@ class RunCollector(Collector):
     def __init__(self) -> None:
         self._latest: tuple[Telemetry, Allocation] | None = None
         self._events: Counter[tuple[str, str]] = Counter()
+        self._guard_level = self._guard_steps = 0
 
     def sample(self, telemetry: Telemetry, allocation: Allocation) -> None:
         """
@@ -59,6 +60,9 @@ class RunCollector(Collector):
         :param event: what happened
         """
         self._events[event.what, event.job] += 1
+        if (level := event.guard_level) is not None:
+            self._guard_steps += max(0, level - self._guard_level)
+            self._guard_level = level
 
     def collect(self) -> Iterator[Metric]:
         """Everything there is to tell, for a scrape."""
@@ -66,6 +70,10 @@ class RunCollector(Collector):
         for labels, count in self._events.copy().items():
             events.add_metric(labels, count)
         yield events
+        yield GaugeMetricFamily("coretide_guard_level", "of the SLO guard", self._guard_level)
+        yield CounterMetricFamily(
+            "coretide_guard_steps", "levels that the SLO guard climbed", self._guard_steps
+        )
         if self._latest is not None:
             yield from _service(*self._latest)
             yield from _jobs(*self._latest)

@@ -53,6 +53,12 @@ JOB_PREFIX = "job_"
 FAILED_ATTEMPT = re.compile(r"attempt \d+ failed: ")
 """Begins what `failed_attempt` says. The course's log has no event of its own for it."""
 
+GUARD_STEP = re.compile(r"guard (?:up|down) to level (\d)")
+"""Begins what the scheduler says when the SLO guard has climbed or come down (`env.guard`)."""
+
+RESUMED = "resumed"
+"""What the scheduler says when a run goes on; its guard begins anew, at level 0."""
+
 RECENT = 50
 """How many events are kept for the live view."""
 
@@ -94,6 +100,14 @@ class Event:
     def fails(self) -> bool:
         """Whether it says that an attempt has failed: the job waits to be started again."""
         return self.what == "custom" and FAILED_ATTEMPT.match(self.detail) is not None
+
+    @property
+    def guard_level(self) -> int | None:
+        """The level that the SLO guard is at from now on; None where nothing is said of it."""
+        if self.what != "custom" or self.job != SCHEDULER:
+            return None
+        step = GUARD_STEP.match(self.detail)
+        return int(step[1]) if step else 0 if self.detail == RESUMED else None
 
     def arguments(self) -> str:
         """What follows the job's name in a line of the log."""
@@ -157,7 +171,7 @@ class Recorder:
         if self._samples.size == 0:
             self._samples.append(",".join(_columns(scenario)))
         if resumed:
-            self.event("custom", SCHEDULER, detail="resumed")
+            self.event("custom", SCHEDULER, detail=RESUMED)
         else:
             self._write(Event(0.0, "start", SCHEDULER))
 
@@ -323,6 +337,20 @@ def parse_events(lines: Iterable[str]) -> Iterator[Event]:
             )
         except ValueError:
             continue
+
+
+def guard_levels(events: Iterable[Event]) -> list[tuple[float, int]]:
+    """
+    When the SLO guard's level changed [s], and to which.
+
+    :param events: the log; its guard begins at level 0
+    """
+    found = [(0.0, 0)]
+    for event in events:
+        level = event.guard_level
+        if level is not None and level != found[-1][1]:
+            found.append((event.time_s, level))
+    return found
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from deploy.records.recorder import (
     REPORT_FILE,
     Event,
     Sample,
+    guard_levels,
     read_events,
     read_samples,
     scenario_of,
@@ -163,6 +164,13 @@ class Percentiles(_ReportPart):
         return self
 
 
+class Guarding(_ReportPart):
+    """What the SLO guard did: levels that it climbed, and the share of the run at one above 0."""
+
+    steps: int
+    share_of_time: float
+
+
 class Report(_ReportPart):
     """The form of `report.json`; `content` fills it."""
 
@@ -174,6 +182,7 @@ class Report(_ReportPart):
     spoiled: list[bool]
     actuations: int
     overruled: int
+    guard: Guarding
     reaction_ms: Percentiles
     loop: LoopCost
     restored: bool
@@ -289,10 +298,22 @@ def content(
         "spoiled": [row.spoiled for row in counted],
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
+        "guard": _guarding(events, outcome.lasted_s),
         "reaction_ms": _percentiles(reactions_ms(events, intervals)),
         "loop": asdict(outcome.loop),
         "restored": outcome.restored,
     }
+
+
+def _guarding(events: Sequence[Event], lasted_s: float) -> dict[str, float]:
+    levels = guard_levels(events)
+    steps = sum(max(0, after - before) for (_, before), (_, after) in pairwise(levels))
+    above_s = sum(
+        end_s - start_s
+        for (start_s, level), (end_s, _) in pairwise([*levels, (lasted_s, 0)])
+        if level
+    )
+    return {"steps": steps, "share_of_time": min(1.0, max(0.0, above_s / max(1e-9, lasted_s)))}
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float | None]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from deploy.linux.machine_lock import MachineLock, runtime_folder
 from deploy.linux.own_folder import OwnFolder
+from deploy.linux.service_process import Program
 from deploy.records.proof import prepare
-from env.errors import InputError
+from env.errors import InputError, os_reason
 
 STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
 NEW_FILE = f"{STATE_FILE}.new"
@@ -26,11 +27,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass
 class ServiceRecord:
-    """memcached: its process, and the vCPUs its threads had before we came."""
+    """
+    memcached: its process, the vCPUs its threads had before we came, and what runs there.
+
+    :param pid: its process id
+    :param started: when it started [clock ticks since boot]
+    :param affinity: vCPUs by thread id
+    :param program: what whoever answers for it after a restart must run, too
+    """
 
     pid: int
     started: int
     affinity: dict[int, tuple[int, ...]]
+    program: Program
 
 
 @dataclass
@@ -216,8 +225,10 @@ def read_state(folder: Path) -> State | None:
         state = _from_json(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {os_reason(error).lower()}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: damaged (it is not what a deployment writes)") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
 
@@ -243,6 +254,7 @@ def _from_json(content: dict[str, Any]) -> State:
     state = State(**content)
     if service is not None:
         affinity = {int(key): tuple(cores) for key, cores in service["affinity"].items()}
-        state.service = ServiceRecord(service["pid"], service["started"], affinity)
+        runs = Program(tuple(map(int, service["program"]["users"])), service["program"]["path"])
+        state.service = ServiceRecord(service["pid"], service["started"], affinity, runs)
     state.jobs = {name: JobRecord(**record) for name, record in jobs.items()}
     return state

@@ -224,7 +224,12 @@ class LastState:
                 self._version = version
             self.trouble = ""
         except (OSError, ValueError) as error:
-            self.trouble = f"{self._path} cannot be read: {error}"
+            self.trouble = f"{self._path} cannot be read: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    """As `env.errors.fault`, which takes more than the standard library."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _guard(reader: int) -> None:
@@ -315,7 +320,7 @@ def make_safe(
         try:
             done.append(f"{whose} {what}" if step() else f"{whose} is gone")
         except (OSError, ValueError, KeyError) as error:
-            faults.append(f"not done: {whose} {what}: {error}")
+            faults.append(f"not done: {whose} {what}: {_reason(error)}")
     return done, faults
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from deploy.jobs.containers import LABEL, DockerRuntime, connect, sdk
+from deploy.jobs.containers import LABEL, DockerRuntime, connect, docker_fault, sdk
 from deploy.jobs.placement import session_members
 from deploy.jobs.runtimes import ProcessRuntime, kill_all
 from deploy.linux.cgroups import Hierarchy
@@ -62,7 +62,7 @@ def find(folder: StateFolder, hierarchy: Hierarchy | None, docker: str) -> Lefto
         try:
             found.containers = _containers(folder.path, docker)
         except (OSError, sdk().errors.DockerException) as error:
-            found.unknown.append(f"containers cannot be looked for: Docker: {error}")
+            found.unknown.append(f"containers cannot be looked for: Docker: {docker_fault(error)}")
     began = {nonce for path in folder.attempt_folders() if (nonce := _nonce(path, folder.path))}
     for nonce in {*found.nonces, *began}:
         if hierarchy is not None and (groups := _groups(hierarchy, nonce)):

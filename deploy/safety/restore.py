@@ -9,6 +9,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.service_process import Identity
 from deploy.records.state import State, StateFolder
+from env.errors import fault
 
 ATTEMPTS, PAUSE_S = 5, 0.5
 
@@ -37,7 +38,7 @@ def undo(
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
     ]
-    return [fault for step in steps if (fault := step())]
+    return [trouble for step in steps if (trouble := step())]
 
 
 def in_words(state: State) -> str:
@@ -46,10 +47,19 @@ def in_words(state: State) -> str:
 
     :param state: what the loop did
     """
-    record = state.service
-    if record is None or service_process.is_alive(Identity(record.pid, record.started)):
+    if state.service is None or not is_gone(state):
         return "the machine is as it was found"
-    return f"memcached {record.pid} is gone; all else is as it was found"
+    return f"memcached {state.service.pid} is gone; all else is as it was found"
+
+
+def is_gone(state: State) -> bool:
+    """
+    Whether the memcached that was moved last has ended.
+
+    :param state: what the loop did
+    """
+    record = state.service
+    return record is not None and not service_process.is_alive(Identity(record.pid, record.started))
 
 
 def _restore_service(state: State) -> str:
@@ -61,7 +71,7 @@ def _restore_service(state: State) -> str:
         service_process.restore(who, record.affinity)
         now = service_process.affinities(who.pid) if service_process.is_alive(who) else {}
     except OSError as error:
-        return f"memcached {who.pid} does not have its vCPUs back: {error}"
+        return f"memcached {who.pid} does not have its vCPUs back: {fault(error)}"
     for thread, cores in now.items():
         wanted = record.affinity.get(thread, record.affinity.get(record.pid, cores))
         if cores != wanted:
@@ -72,15 +82,15 @@ def _restore_service(state: State) -> str:
 def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[JobGroup]) -> str:
     if not any(record.attempts for record in state.jobs.values()):
         return ""
-    fault = ""
+    trouble = ""
     for _ in range(ATTEMPTS):
         try:
             runtime.sweep(folder.attempt_folders(), groups)
             return ""
         except (RuntimeUnavailableError, OSError) as error:
-            fault = f"jobs may be left: {error}"
+            trouble = f"jobs may be left: {fault(error)}"
             time.sleep(PAUSE_S)
-    return fault
+    return trouble
 
 
 def _remove_groups(groups: list[JobGroup]) -> str:

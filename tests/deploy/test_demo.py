@@ -28,6 +28,7 @@ def report(policy: str, **changes: Any) -> dict[str, Any]:
         "p95_us": [100.0, 200.0, 300.0, 900.0],
         "spoiled": [False, True, False, True],
         "actuations": 17,
+        "guard": {"steps": 3, "share_of_time": 0.025},
         "loop": {"period_ms": 25.0, "overruns": 1, "cpu_pct": 1.5, "rss_mib": 50.0},
         **changes,
     }

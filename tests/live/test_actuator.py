@@ -18,6 +18,7 @@ from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
 from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.linux import service_process
 from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
+from deploy.linux.service_process import Program
 from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
 from deploy.records.recorder import Recorder
 from deploy.records.state import ServiceRecord, State, StateFolder
@@ -109,7 +110,7 @@ def test_a_group_that_is_not_written_down_is_not_made(actuator, monkeypatch):
 
 def test_a_memcached_that_is_gone_is_not_said_to_have_its_vcpus_back(actuator):
     state = actuator.state
-    state.service = ServiceRecord(os.getpid(), -1, {})
+    state.service = ServiceRecord(os.getpid(), -1, {}, Program((0, 0, 0, 0), "/usr/bin/memcached"))
     assert (
         restore.in_words(state) == f"memcached {os.getpid()} is gone; all else is as it was found"
     )

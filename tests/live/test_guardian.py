@@ -104,7 +104,7 @@ def pinned(server):
     who = service_process.identify(server.pid)
     had = service_process.affinities(server.pid)
     service_process.pin(server.pid, (0,))
-    return ServiceRecord(who.pid, who.started, had)
+    return ServiceRecord(who.pid, who.started, had, service_process.program(who.pid))
 
 
 def test_a_terminal_that_nobody_reads_does_not_keep_it_from_acting(guard, server, tmp_path):

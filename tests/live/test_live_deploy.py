@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +198,47 @@ def test_a_resume_that_is_refused_costs_no_job(deploy, server, scenario_file, gr
     assert jobs_ended(again) == ["dedup", "radix"]
     assert again.count(" start ") == 0, again.lines
     assert_as_found(server, run)
+
+
+def test_a_resume_follows_nobody_else_than_the_memcached_it_knew(
+    deploy, server, scenario_file, groups_file, tmp_path
+):
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
+    run = deploy(*options)
+    run.expect(r"radix start \[")
+    run.kill()
+    server.process.kill()
+    server.process.wait()
+    stranger = tmp_path / "memcached"
+    shutil.copy(shutil.which("memcached"), stranger)
+    port = ("-p", str(server.port), "-l", server.host, "-u", "root")
+    with subprocess.Popen([str(stranger), *port]) as other:
+        try:
+            had = set(service_process.affinities(other.pid).values())
+            refused = deploy(*options, "--resume")
+            assert refused.finish() == 2
+            refused.expect(f"not followed: {stranger} of user 0 answers in its place")
+            assert set(service_process.affinities(other.pid).values()) == had
+        finally:
+            other.kill()
+
+
+def test_a_machine_whose_memcached_has_ended_is_not_reported_as_restored(
+    deploy, server, scenario_file, groups_file
+):
+    commands = {job: ["sleep", "2"] for job in JOBS}
+    scenario = scenario_file(**commands)
+    run = deploy(
+        *("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
+    )
+    run.expect(r"radix start \[")
+    server.process.kill()
+    server.process.wait()
+    run.finish()
+    assert jobs_ended(run) == ["dedup", "radix"]
+    run.expect("is gone; all else is as it was found")
+    assert read_report(run.report)["restored"] is False
 
 
 def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups_file):

@@ -29,6 +29,17 @@ from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, needs_groups
 
 
+@needs_groups
+def test_a_docker_that_cannot_be_reached_is_named_by_its_fault_alone(server, tmp_path):
+    group = job_groups_beside(usable_hierarchy(), server.pid)("never-made")
+    job = load_scenario("local").jobs[0]
+    attempt = Attempt(job, 1, 1, tmp_path, group)
+    runtime = DockerRuntime(usable_hierarchy(), "parts", f"unix://{tmp_path}/docker.sock")
+    with pytest.raises(RuntimeUnavailableError) as found:
+        runtime.find(attempt)
+    assert str(found.value) == "Docker: No such file or directory"
+
+
 @pytest.mark.parametrize(
     ("status", "error"), [(400, JobFailedError), (500, RuntimeUnavailableError)]
 )

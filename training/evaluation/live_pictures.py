@@ -22,6 +22,7 @@ from deploy.records.recorder import (
     SCHEDULER,
     Event,
     Sample,
+    guard_levels,
     read_events,
     read_samples,
     scenario_of,
@@ -71,6 +72,7 @@ def recording_of(folder: Path) -> Recording:
             if name not in (SCHEDULER, MEMCACHED)
         },
         end_s=end_s,
+        guard=guard_levels(events),
     )
 
 
@@ -101,6 +103,8 @@ def write_scalars(folder: Path) -> None:
         for sample in read_samples(folder)
         for name, value in _scalars(sample)
     ]
+    levels = guard_levels(read_events(folder))
+    scalars += [(time_s, "live/guard_level", float(level)) for time_s, level in levels]
     scalars += [(row.end_s, "live/p95_us", row.p95_us) for row in read_intervals(folder)]
     for time_s, name, value in scalars:
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])

@@ -6,6 +6,7 @@ Figures are made without pyplot: no window system is asked for, nothing has to b
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -63,11 +64,27 @@ def draw_latency(axes: Axes, recording: Recording, scenario: Scenario) -> None:
         linewidth=0.5,
     )
     axes.axhline(slo_us / 1e3, color=BAD_COLOUR, linestyle="--", label=f"SLO {slo_us / 1e3:g} ms")
+    draw_guard(axes, recording)
     axes.set_ylabel("p95 latency [ms]")
     axes.set_ylim(0.0, 1.1 * max([slo_us / 1e3, *(row.p95_us / 1e3 for row in rows)]))
     axes.legend(loc="lower left", fontsize="small")
     draw_load(axes, recording)
     mark_starts(axes, recording, scenario)
+
+
+def draw_guard(axes: Axes, recording: Recording) -> None:
+    """
+    When the SLO guard was above level 0, darker the higher it was.
+
+    :param axes: what it is drawn on
+    :param recording: the run
+    """
+    marks = [*recording.guard, (recording.end_s, 0)]
+    label = "SLO guard"
+    for (start_s, level), (end_s, _) in pairwise(marks):
+        if level and end_s > start_s:
+            axes.axvspan(start_s, end_s, color=BAD_COLOUR, alpha=0.06 * level, lw=0.0, label=label)
+            label = ""
 
 
 def draw_load(axes: Axes, recording: Recording) -> None:

@@ -44,12 +44,14 @@ class Recording:
     :param service: when memcached's vCPUs changed, and to what
     :param jobs: each job's spans, running or paused
     :param end_s: end of the last job [s]
+    :param guard: when the SLO guard's level changed, and to which; empty where not recorded
     """
 
     intervals: list[Interval] = field(default_factory=list)
     service: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     jobs: dict[str, list[Span]] = field(default_factory=dict)
     end_s: float = 0.0
+    guard: list[tuple[float, int]] = field(default_factory=list)
 
 
 class TimelineRecorder:

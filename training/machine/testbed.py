@@ -51,7 +51,7 @@ from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
 from deploy.records import proof
 from env.allocation import Weight
-from env.errors import InputError
+from env.errors import InputError, fault
 from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.machine.preflight import needs_docker
@@ -364,7 +364,7 @@ class Testbed:
         try:
             instance = runtime.start(self.attempt(job, threads, group), cores, weight)
         except (JobFailedError, RuntimeUnavailableError, OSError) as error:
-            raise InputError(f"job {job.name}: {error}") from error
+            raise InputError(f"job {job.name}: {fault(error)}") from error
         require_running(runtime, instance)
         return instance
 
@@ -442,7 +442,7 @@ def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
     try:
         hierarchy = find_hierarchy()
     except OSError as error:
-        raise InputError(f"control groups: {error}") from error
+        raise InputError(f"control groups: {fault(error)}") from error
     version = hierarchy.version
     folder = folder.resolve()  # jobs run in a folder of their own
     end_leftovers(hierarchy)

@@ -1,6 +1,7 @@
 """What others may put into the way of a root program's records leads nothing elsewhere."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -43,11 +44,29 @@ def test_a_pipe_in_a_files_place_is_refused_and_not_waited_for(tmp_path: Path) -
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, scenario: Scenario) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
-    for rights in (0o777, 0o775, 0o757):
+    for rights in (0o777, 0o757):
         folder.chmod(rights)
         with pytest.raises(InputError, match="report: cannot be written to: must be a folder of y"):
             Recorder(folder, scenario, 0.0)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_group_may_write_to_it_only_if_it_is_the_users_own(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    folder.chmod(0o775)
+    for group in ("daemon", "users", 12345):
+        shutil.chown(folder, group=group)
+        with pytest.raises(InputError, match="must be a folder of yours"):
+            Recorder(folder, scenario, 0.0)
+    shutil.chown(folder, group="root")
+    Recorder(folder, scenario, 0.0).close()
+    folder.chmod(0o777)
+    with pytest.raises(InputError, match="must be a folder of yours"):
+        Recorder(folder, scenario, 0.0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -139,6 +139,7 @@ def test_the_probe_says_that_nobody_is_at_the_address(capsys: pytest.CaptureFixt
     assert stop.value.code == 2
     said = capsys.readouterr()
     assert said.out == "" and "127.0.0.1:1: memcached cannot be reached" in said.err
+    assert "[Errno" not in said.err
     assert len(said.err.splitlines()) == 1
 
 

@@ -116,7 +116,7 @@ def test_the_report_has_the_agreed_keys(reported: Path) -> None:
     written = json.loads((reported / "report.json").read_text())
     assert list(written) == [
         "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "spoiled", "actuations",
-        "overruled", "reaction_ms", "loop", "restored",
+        "overruled", "guard", "reaction_ms", "loop", "restored",
     ]  # fmt: skip
     assert list(written["jobs"]["vips"]) == [
         "exit_code", "start_s", "end_s", "paused_s", "retries",

@@ -71,10 +71,11 @@ def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
     assert result.returncode == 0 and unit not in result.stderr, result.stderr
 
 
-def test_the_service_restores_what_its_options_say_it_has_deployed() -> None:
+@pytest.mark.parametrize("more", ["--probe", "--resume", "--check", "--dry-run"])
+def test_the_service_restores_what_its_options_say_it_has_deployed(more: str) -> None:
     lines = (UNITS / "coretide.service").read_text().splitlines()
     (stop,) = (line for line in lines if line.startswith("ExecStopPost="))
-    command = stop.replace("$CORETIDE_OPTIONS", "--state /run/other --docker unix:///d --probe")
+    command = stop.replace("$CORETIDE_OPTIONS", f"--state /run/other --docker unix:///d {more}")
     arguments = parser().parse_args(command.split("deploy.py ")[1].split())
     assert arguments.restore
     assert (arguments.state, arguments.docker) == (Path("/run/other"), "unix:///d")

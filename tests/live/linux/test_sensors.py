@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from deploy.assembly import find_service
 from deploy.engines import memcached
 from deploy.linux import service_process
 from deploy.linux.sensors import ServiceSensor, StatsConnection, ThreadClock, VcpuClock
+from deploy.settings import Settings
+from env.errors import InputError
 from tests.live.conftest import PATIENCE
 
 STATS = (
@@ -50,6 +53,19 @@ def test_the_sensor_counts_requests_and_cpu_time(server):
     assert sensor.requests.count == 300
     assert 0.0 < sensor.cpu.cpu_s < 1.0 * PATIENCE
     assert sensor.age_s(time.monotonic()) < 0.5
+    sensor.close()
+
+
+def test_a_start_without_file_descriptors_says_so_and_blames_no_memcached(server):
+    sensor = ServiceSensor(server.host, server.port)
+    settings = Settings(server.host, server.port, "process", None, False, Path(), Path())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(InputError, match="it cannot be asked: Too many open files"):
+            find_service(sensor, settings, time.monotonic())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     sensor.close()
 
 

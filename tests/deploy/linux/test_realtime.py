@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.assembly import usable_hierarchy
+from deploy.engines import memcached
 from deploy.linux.cgroups import JobGroup
 from deploy.linux.helpers import helper_command
 from deploy.linux.realtime import last_cpu
 from deploy.records.mcperf import SPOILED
-from tests.live.conftest import PATIENCE
 
 RUNTIME = "cpu.rt_runtime_us"
 
 
 @pytest.fixture
-def group():
+def server() -> Iterator[memcached.Memcached]:
+    if shutil.which("memcached") is None:
+        pytest.skip("needs memcached")
+    with memcached.running(threads=1) as started:
+        yield started
+
+
+@pytest.fixture
+def group() -> Iterator[JobGroup]:
     """A group below the root one, which the kernel gives no real-time."""
     hierarchy = usable_hierarchy()
     parent = hierarchy and hierarchy.group_of("self")
@@ -32,7 +42,7 @@ def group():
     made.remove()
 
 
-def probing(server, group):
+def probing(server: memcached.Memcached, group: JobGroup) -> tuple[str, int]:
     """A probe in a group: what it says of its priority, and the class that it runs in."""
     options = ("--raw", "--memcached", f"{server.host}:{server.port}", "--cpu", str(last_cpu()))
     probe = subprocess.Popen(
@@ -50,7 +60,9 @@ def probing(server, group):
     return said, found
 
 
-def test_a_refusal_says_what_to_do_and_that_helps(server, group):
+def test_a_refusal_says_what_to_do_and_that_helps(
+    server: memcached.Memcached, group: JobGroup
+) -> None:
     said, found = probing(server, group)
     assert found == os.SCHED_OTHER
     assert said.count("\n") == 1
@@ -64,7 +76,9 @@ def test_a_refusal_says_what_to_do_and_that_helps(server, group):
     assert probing(server, group) == ("", os.SCHED_FIFO)
 
 
-def test_the_clients_own_delays_are_in_its_rows_where_priority_is_refused(server, group):
+def test_the_clients_own_delays_are_in_its_rows_where_priority_is_refused(
+    server: memcached.Memcached, group: JobGroup
+) -> None:
     options = ("--memcached", f"{server.host}:{server.port}", "--cpu", str(last_cpu()))
     options += ("--trace-seed", "1", "--qps-min", "5000", "--qps-max", "9000")
     others = [
@@ -78,7 +92,7 @@ def test_the_clients_own_delays_are_in_its_rows_where_priority_is_refused(server
             helper_command("deploy.load", *options, "--interval", "1", "--duration", "2"),
             capture_output=True,
             text=True,
-            timeout=60.0 * PATIENCE,
+            timeout=60.0,
             preexec_fn=lambda: group.join(os.getpid()),
             check=True,
         )
