@@ -268,12 +268,18 @@ def _begin_interval(h, targets):
 
 @compiled
 def _wake_at_turn(h):
-    """Wake a sleeping policy if what is served has moved for a whole polling window at least."""
+    """
+    Wake a sleeping policy if what is served has moved for a whole polling window at least.
+
+    Nobody has seen a burst that was shorter, so that its end is no news.
+    """
     lasts_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
     if h.hiccup:
         lasts_s = h.hiccup_turns_s - h.now_s
-    moved = abs(served_qps(h.backlog, h.load_qps, h.capacity_qps) - h.settled_qps) > h.wake_qps
-    if moved and lasts_s >= h.period_s:
+    elif h.backlog == 0.0:
+        lasts_s = h.turned_s[0] - h.turned_s[1]
+    moved = abs(served_qps(h.backlog, h.load_qps, h.capacity_qps) - h.turned_qps[0])
+    if moved > h.wake_qps and lasts_s >= h.period_s:
         wake(h, h.now_s + h.period_s)
 
 
