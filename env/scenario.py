@@ -192,7 +192,7 @@ class Control(_Part):
     The control loop.
 
     A policy that sleeps until something happens is woken at the first poll after a job has ended
-    or the load has moved.
+    or the load has moved, or when the SLO guard has changed its level.
 
     :param period_s: seconds from one poll of the sensors to the next
     :param hold_s: seconds after its last decision by which the policy is woken in any case

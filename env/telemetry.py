@@ -62,7 +62,6 @@ class Telemetry:
     :param jobs: the jobs by name
     :param applied: the allocation that was last sent to the actuator
     :param guard_level: the SLO guard's level (`env.guard`), 0 while it lets the policy be
-    :param guard_steps: levels that it has climbed since the loop started
     """
 
     time_s: float
@@ -71,4 +70,3 @@ class Telemetry:
     jobs: Mapping[str, JobTelemetry]
     applied: Allocation
     guard_level: int = 0
-    guard_steps: int = 0

@@ -10,7 +10,7 @@ from env.action import CORES, JOB, KIND, WEIGHT, edit_table
 from env.allocation import Allocation, JobAllocation, cores_of, mask_of
 from env.codes import DONE, PENDING, PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
-from env.decision import decide_edit
+from env.decision import decide_edit, regulate_again
 from env.observation import observe, remember, shift_history
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -75,12 +75,17 @@ class PPOPolicy:
         :param telemetry: what the machine shows now
         """
         control = self._control
-        by_guard = self._guard_acted(telemetry)
+        level = control.guard_level
         self._read(telemetry)
-        if telemetry.applied is not self._seen:
-            self._seen = telemetry.applied
+        if control.guard_level != level:
+            regulate_again(control)  # as the machine did at this poll, before it was read
             control.settled = 0
-            self._adopt(telemetry.applied, by_guard)
+        elif telemetry.applied is not self._seen:
+            control.settled = 0
+            self._adopt(telemetry.applied)
+        self._seen = telemetry.applied
+        control.qps = telemetry.service.qps
+        control.cpu_cores = telemetry.service.cpu_cores
         if self._first:
             control.settled_qps = control.qps
             self._first = False
@@ -98,14 +103,10 @@ class PPOPolicy:
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control
         control.now_s = telemetry.time_s
-        control.qps = telemetry.service.qps
-        control.cpu_cores = telemetry.service.cpu_cores
         control.peak_qps = telemetry.service.peak_qps
         control.peak_cpu_cores = telemetry.service.peak_cpu_cores
         control.probed_p95_us = telemetry.service.p95_us or 0.0
-        if telemetry.guard_level != control.guard_level:
-            control.settled = 0
-        control.guard_level, control.guard_steps = telemetry.guard_level, telemetry.guard_steps
+        control.guard_level = telemetry.guard_level
         states, used = control.job_state, control.job_cpu_s
         for index, name in enumerate(self._names):
             job = telemetry.jobs[name]
@@ -114,25 +115,19 @@ class PPOPolicy:
                 control.settled = 0
             used[index] = job.cpu_s
 
-    def _guard_acted(self, telemetry: Telemetry) -> bool:
-        """Whether the SLO guard has had a hand in what is applied since the last decision."""
-        was = self._control.guard_level, self._control.guard_steps
-        return was != (0, telemetry.guard_steps) or telemetry.guard_level > 0
-
-    def _adopt(self, applied: Allocation, by_guard: bool) -> None:
+    def _adopt(self, applied: Allocation) -> None:
         """
         Take over what is really applied where it is not what this policy desired.
 
         That happens after somebody else has decided, or when jobs run already at the beginning.
-        What the guard did is not desired: it ends with the guard.
+        Under the guard it is applied, but not desired.
         """
         control = self._control
         service = mask_of(applied.service_cores)
-        if service & ~control.service:
-            control.grown_at_s = control.now_s
-        control.service = service
-        if not by_guard:
-            control.desired_service = service
+        if service != control.service:
+            control.service = service
+            if control.guard_level == 0:
+                control.desired_service = service
         everything = (1 << control.n_vcpus) - 1
         for index, name in enumerate(self._names):
             job = applied.jobs[name]
@@ -144,7 +139,7 @@ class PPOPolicy:
             if state != PENDING:
                 control.cores[index], control.weight[index] = cores, int(job.weight)
                 control.threads[index] = job.threads
-            if by_guard:
+            if control.guard_level > 0:
                 continue
             control.desired_state[index] = state
             if state == PENDING:

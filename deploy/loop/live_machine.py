@@ -2,8 +2,9 @@
 The real machine, in the place of the simulated one: it shows telemetry and performs allocations.
 
 Sensors are polled every period, as in the simulator. A policy that sleeps until something happens
-is woken at the first poll after a job has ended or the load has moved; a move is first confirmed
-by a short window that lies after it whole, so that the policy sees the new load and not a mixture.
+is woken at the first poll after a job has ended, the load has moved or the SLO guard has changed
+its level; a move is first confirmed by a short window that lies after it whole, so that the policy
+sees the new load and not a mixture.
 """
 
 import math
@@ -302,7 +303,6 @@ class LiveMachine:
             },
             applied=self._applied,
             guard_level=self.guard_level,
-            guard_steps=self.guard_steps,
         )
 
     def apply(self, allocation: Allocation, regulator_on: bool = True) -> None:
@@ -377,16 +377,18 @@ class LiveMachine:
         Poll until `until_s`, the policy's next turn.
 
         :param until_s: since the run started [s]
-        :param wake: whether a job's end or a move of the load ends the wait at the next poll
+        :param wake: whether a job's end, a move of the load or a step of the guard ends the wait at
+            the next poll
         """
         period_s = self.scenario.control.period_s
-        undecided = self._undecided()
+        undecided, level = self._undecided(), self.guard_level
         move_seen_s: float | None = None
         while True:
             due_s = self._due_s(period_s if move_seen_s is None else CONFIRM_S)
             self._sleep(due_s)
             self.poll()
-            if due_s >= until_s - 1e-4 or (wake and self._undecided() != undecided):
+            stirred = self._undecided() != undecided or self.guard_level != level
+            if due_s >= until_s - 1e-4 or (wake and stirred):
                 return
             moved_s = self._moved_s() if wake else None
             if move_seen_s is not None and moved_s is not None and moved_s > move_seen_s:

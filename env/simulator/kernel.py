@@ -252,6 +252,7 @@ def _guard(h):
     if guard_changes_level(h):
         decision.regulate_again(h)
         send(h)
+        wake(h, h.now_s)
 
 
 @compiled

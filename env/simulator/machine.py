@@ -49,7 +49,6 @@ READINGS = (
     "probed_p95_us",
     "probed_cpi",
     "guard_level",
-    "guard_steps",
 )
 """The scalars that telemetry shows, read at once."""
 
@@ -409,7 +408,7 @@ class SimulatedMachine:
     def telemetry(self) -> Telemetry:
         """What the machine shows now."""
         host = self.host
-        time_s, *service, window_s, p95_us, cpi, level, steps = self._readings.item(0)
+        time_s, *service, window_s, p95_us, cpi, level = self._readings.item(0)
         probed = (p95_us, cpi) if window_s > 0.0 else ()
         states, cpu_s = host.job_state.tolist(), host.job_cpu_s.tolist()
         return Telemetry(
@@ -422,7 +421,6 @@ class SimulatedMachine:
             },
             self._in_force(),
             level,
-            steps,
         )
 
     def _in_force(self) -> Allocation:

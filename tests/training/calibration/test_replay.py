@@ -44,7 +44,7 @@ def decide(rig: Rig, rng: np.random.Generator, weight: Weight) -> None:
             row["desired_cores"][job] = rng.integers(1, 16)
         paused = len(active) > 1 and rng.random() < 0.2
         row["desired_state"][job] = JobState.PAUSED if paused else JobState.RUNNING
-    kernel.apply_desired(row, True)
+    kernel.apply_desired(row, False)
 
 
 def simulate(rig: Rig, seed: int, weight: Weight) -> tuple[RunTrace, np.ndarray]:
