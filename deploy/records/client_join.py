@@ -239,7 +239,7 @@ def _windows(folder: Path) -> list[mcperf.Row]:
     return [
         replace(row, start_s=row.start_s - started_s, end_s=row.end_s - started_s)
         for row in mcperf.read_rows(text.splitlines())
-        if not math.isnan(row.start_s)
+        if row.p95_us > 0.0  # else nothing was measured in it
     ]
 
 

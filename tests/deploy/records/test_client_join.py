@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,7 @@ from env.scenario import Scenario
 from env.simulator.load import dynamic_targets
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
+MEASURED = Path(__file__).parents[4] / "shared/data"
 SLO_US = 800.0
 PROBE_QPS = 1000.0
 JOBS_S = (1.0, 1e4)
@@ -64,22 +68,7 @@ class Story:
 
     def record(self, folder: Path, scenario: Scenario) -> float:
         """Write the run's records; when it started [s of the epoch]."""
-        recorder = Recorder(folder, scenario, time.monotonic())
-        jobs = {name: JobAllocation() for name in scenario.job_names}
-        for time_s, count in zip(self.times_s, self.counts, strict=True):
-            service = ServiceTelemetry(float(count), 0.2, 0.01, qps=1.0, cpu_cores=0.5)
-            recorder.sample(
-                Telemetry(
-                    time_s=float(time_s),
-                    service=service,
-                    vcpu_busy_s=(0.0,) * scenario.machine.vcpus,
-                    jobs={name: JobTelemetry(job.state, 0.0) for name, job in jobs.items()},
-                    applied=Allocation((0, 1), jobs),
-                ),
-                Allocation((0, 1), jobs),
-            )
-        recorder.close()
-        return started_at_s(folder)
+        return record(folder, scenario, self.times_s, self.counts)
 
     def output(
         self, started_s: float, ahead_s: float, drain_s: float = 0.3, cut_s: float = 0.0
@@ -88,20 +77,44 @@ class Story:
         start_s = started_s + self.begins_s + ahead_s
         end_s = start_s + len(self.targets) * self.interval_s + drain_s - cut_s
         gained = [target * self._rng.normal(1.0, 0.002) for target in self.targets]
-        return [
-            f"Timestamp start: {round(1e3 * start_s)}",
-            f"Timestamp end: {round(1e3 * end_s)}",
-            "",
-            "#type avg std min p5 p10 p50 p67 p75 p80 p85 p90 p95 p99 p999 p9999 QPS target",
-            *(
-                f"read 250.1 70.2 100 180 190 240 260 270 280 290 300 {400 + i % 2 * 500} 950 990 "
-                f"1200 {qps:.1f} {target}"
-                for i, (qps, target) in enumerate(zip(gained, self.targets, strict=True))
-            ),
-            "",
-            f"Total QPS = {np.mean(gained):.1f} (1660000 / 20.0s)",
-            "",
-        ]
+        return printed(start_s, end_s, gained, self.targets)
+
+
+def record(
+    folder: Path, scenario: Scenario, times_s: Iterable[float], counts: Iterable[float]
+) -> float:
+    """Write a run's records of memcached's count; when it started [s of the epoch]."""
+    recorder = Recorder(folder, scenario, time.monotonic())
+    jobs = {name: JobAllocation() for name in scenario.job_names}
+    for time_s, count in zip(times_s, counts, strict=True):
+        telemetry = Telemetry(
+            time_s=float(time_s),
+            service=ServiceTelemetry(float(count), 0.2, 0.01, qps=1.0, cpu_cores=0.5),
+            vcpu_busy_s=(0.0,) * scenario.machine.vcpus,
+            jobs={name: JobTelemetry(job.state, 0.0) for name, job in jobs.items()},
+            applied=Allocation((0, 1), jobs),
+        )
+        recorder.sample(telemetry, telemetry.applied)
+    recorder.close()
+    return started_at_s(folder)
+
+
+def printed(start_s: float, end_s: float, gained: list[float], asked: list[int]) -> list[str]:
+    """A dynamic run's lines as mcperf prints them; p95 is 400 and 900 µs in turns."""
+    return [
+        f"Timestamp start: {round(1e3 * start_s)}",
+        f"Timestamp end: {round(1e3 * end_s)}",
+        "",
+        "#type avg std min p5 p10 p50 p67 p75 p80 p85 p90 p95 p99 p999 p9999 QPS target",
+        *(
+            f"read 250.1 70.2 100 180 190 240 260 270 280 290 300 {400 + i % 2 * 500} 950 990 "
+            f"1200 {qps:.1f} {target}"
+            for i, (qps, target) in enumerate(zip(gained, asked, strict=True))
+        ),
+        "",
+        f"Total QPS = {np.mean(gained):.1f} (1660000 / 20.0s)",
+        "",
+    ]
 
 
 def targets(count: int, seed: int = 77) -> list[int]:
@@ -184,6 +197,36 @@ def test_rows_with_times_of_their_own_need_no_end(
     assert not any("cut off" in finding for finding in whole.findings)
     said = [finding for finding in cut.findings if "cut off" in finding]
     assert said == ["mcperf.txt is cut off: it holds 12 of 24 rows, line 15 is no complete row"]
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="public runs are not here")
+def test_a_public_run_of_mcperf_is_found_in_what_its_controller_saw(
+    tmp_path: Path, scenario: Scenario, output: Callable[[list[str]], Path]
+) -> None:
+    run = "KockaAdmiralac_qps-pred-quality-mcperf"
+    with gzip.open(MEASURED / "runs.csv.gz", "rt") as file:
+        began_s = next(
+            float(r["mcperf_start_unix"]) for r in csv.DictReader(file) if r["run"] == run
+        )
+    with gzip.open(MEASURED / "intervals.csv.gz", "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == run]
+    with gzip.open(MEASURED / "cpu_qps_estimates_kocka_2024.csv.gz", "rt") as file:
+        seen = [
+            (datetime.fromisoformat(f"{row['time']}+00:00").timestamp(), float(row["qps"]))
+            for row in csv.DictReader(file)
+        ]
+    times_s, rates = np.array(seen).T
+    counts = np.cumsum(np.maximum(rates, 0.0) * np.diff(times_s, prepend=times_s[0] - 1.0))
+    started_s = record(tmp_path, scenario, times_s - times_s[0], counts)
+    start_s = started_s + began_s - times_s[0]
+    end_s = start_s + float(rows[-1]["t_end_s"])
+    gained = [float(row["achieved_qps"]) for row in rows]
+    asked = [round(float(row["target_qps"])) for row in rows]
+    joined = join(tmp_path, output(printed(start_s, end_s, gained, asked)), JOBS_S, SLO_US)
+    # In public logs the load changes 0.4 to 0.7 s after mcperf's stamps.
+    assert 0.4 < joined.shift_s < 0.7
+    assert joined.margin_s <= 0.1 and joined.correlation > 0.99
+    assert joined.intervals[0].end_s - joined.intervals[0].start_s == pytest.approx(10.0)
 
 
 # --- what is refused --------------------------------------------------------------------------
