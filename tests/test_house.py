@@ -47,7 +47,7 @@ MAY_IMPORT = {
         *("env", "env/inputs", "env/simulator"),
     },
     "training/analysis": {"training", "env", "env/inputs", "env/physics"},
-    "training/calibration/logs": {"deploy/records", "env", "env/inputs"},
+    "training/calibration/logs": {"env", "env/inputs"},
     "training/calibration": {
         *("training", "training/analysis", "training/calibration/logs"),
         *("env", "env/inputs", "env/physics", "env/simulator"),

@@ -41,6 +41,12 @@ DRAIN_S = 2.5
 """How much longer than its intervals a run's stamps may be: connections are made and drained
 (0.2 to 1.8 s in the public runs)."""
 
+MOST_LENGTHS = 40
+"""How many lengths of intervals are tried, to either side of the likeliest."""
+
+LEAST_INTERVALS = 4
+"""Fewer do not tell one clock from another."""
+
 OTHERS_QPS = 1000.0
 """Requests per second that are not mcperf's: those of a probe."""
 
@@ -172,6 +178,8 @@ def _read_output(path: Path) -> tuple[mcperf.Output, list[str]]:
     count = len(output.rows)
     if not count:
         raise InputError(f"{path}: no row of mcperf's; it prints them when it has ended")
+    if count < LEAST_INTERVALS:
+        raise InputError(f"{path}: {count} of mcperf's rows; {LEAST_INTERVALS} are needed at least")
     if output.runs > 1:
         raise InputError(f"{path}: holds {output.runs} runs of mcperf; give one in a file")
     cut = bool(refused) or output.announced not in (None, count)
@@ -197,12 +205,7 @@ def _candidates(output: mcperf.Output, path: Path, started_s: float) -> list[lis
     elif runs_s <= 0.0:
         raise InputError(f"{path}: by its time stamps it ended before it began")
     else:
-        logged_s = runs_s / count
-        whole_s = math.floor(4.0 * logged_s) / 4.0
-        lengths_s = {logged_s, mcperf.uncut_length_s(logged_s, count)}
-        if whole_s > 0.0 and runs_s - count * whole_s <= DRAIN_S:
-            lengths_s.add(whole_s)
-        tables = [output.spread(length_s, output.start_s) for length_s in sorted(lengths_s)]
+        tables = [output.spread(length_s, output.start_s) for length_s in _lengths_s(runs_s, count)]
     times_s = np.array([(row.start_s, row.end_s) for row in tables[0]]).ravel()
     if np.diff(times_s).min() < -FINEST_S:
         raise InputError(f"{path}: its rows are not in the order of time: are they of one run?")
@@ -213,6 +216,21 @@ def _candidates(output: mcperf.Output, path: Path, started_s: float) -> list[lis
         ]
         for table in tables
     ]
+
+
+def _lengths_s(run_s: float, count: int) -> list[float]:
+    """
+    How long a run's intervals may be, the likeliest first: mostly quarters of a second.
+
+    They are shorter than the run over their number where the stamps hold its beginning and its end,
+    and longer where it ended within the last one: 1000 s are 112 intervals of 9 s.
+    """
+    shortest, longest = (run_s - DRAIN_S) / count, run_s / (count - 1)
+    logged_s = run_s / count
+    near = round(4.0 * logged_s)
+    least = max(1, math.ceil(4.0 * shortest), near - MOST_LENGTHS)
+    quarters = range(least, min(math.ceil(4.0 * longest), near + MOST_LENGTHS))
+    return [*sorted((i / 4.0 for i in quarters), key=lambda one: abs(one - logged_s)), logged_s]
 
 
 def _require_near(rows: Sequence[mcperf.Row], counted: Counted, path: Path) -> None:

@@ -27,6 +27,9 @@ FINEST_S = 0.005
 ODDS = 1000.0
 """How much likelier than any other the shift must be."""
 
+PARTS = 20
+"""Into how many parts a run is cut, to see how well the shift is known."""
+
 LONGEST_GAP_S = 5.0
 """Samples further apart do not say when in between the load moved."""
 
@@ -61,12 +64,17 @@ def find_shift(candidates: Iterable[list[Row]], counted: Counted) -> Shift | Non
     """
     The shift with which a client's load and memcached's count agree best.
 
-    :param candidates: the rows, with each length that their intervals may have
+    :param candidates: the rows, with each length that their intervals may have, the likeliest
+        first: another one must suit much better
     :param counted: what memcached counted, on the clock that the rows are to be moved to
     :return: None if no shift of at most `MOST_SHIFT_S` suits much better than all others
     """
-    fit = max((_fit(rows, counted) for rows in candidates), key=lambda one: one.gain)
-    return _refined(fit, counted) if fit.gain - fit.rival >= 2.0 * math.log(ODDS) else None
+    enough = 2.0 * math.log(ODDS)
+    fits = (_fit(rows, counted) for rows in candidates)
+    fit = next(fits)
+    for other in fits:
+        fit = other if other.gain > fit.gain + enough else fit
+    return _refined(fit, counted) if fit.gain - fit.rival >= enough else None
 
 
 def count_between(samples: Sequence[Sample]) -> Counted:
@@ -112,16 +120,16 @@ class _Fit:
     rival: float
 
 
-def _asked_qps(rows: Sequence[Row], counted: Counted, shifts_s: Array) -> Array:
+def _asked_qps(served: tuple[Array, Array], counted: Counted, shifts_s: Array) -> Array:
     """
     What the client says of the stretches between samples.
 
+    :param served: as `served_by` has it
     :param shifts_s: float[S], by how much its rows are late
     :return: float[S, N], requests per second; NaN where its rows do not reach
     """
-    times_s, served = served_by(rows)
     limits_s = np.stack([counted.start_s, counted.end_s])[:, None] - shifts_s[:, None]
-    sums = np.interp(limits_s, times_s, served, left=math.nan, right=math.nan)
+    sums = np.interp(limits_s, *served, left=math.nan, right=math.nan)
     rates: Array = (sums[1] - sums[0]) / (counted.end_s - counted.start_s)
     return rates
 
@@ -154,10 +162,10 @@ def _gains(rows: Sequence[Row], counted: Counted, shifts_s: Array) -> Array:
     :param shifts_s: float[S], by how much its rows are late
     :return: float[S]
     """
-    lengths_s = counted.end_s - counted.start_s
+    lengths_s, served = counted.end_s - counted.start_s, served_by(rows)
     gains = np.zeros(len(shifts_s))
     for index in range(len(shifts_s)):  # one by one: a day has a hundred thousand samples
-        asked_qps = _asked_qps(rows, counted, shifts_s[index : index + 1])
+        asked_qps = _asked_qps(served, counted, shifts_s[index : index + 1])
         (found,) = np.clip(_correlations(asked_qps, counted, lengths_s), 0.0, 1.0 - 1e-9)
         watched = lengths_s[np.isfinite(asked_qps[0])].sum() / _interval_s(rows)
         gains[index] = -max(0.0, watched - 2.0) * math.log(1.0 - found**2)
@@ -190,16 +198,18 @@ def _refined(fit: _Fit, counted: Counted) -> Shift:
     """
     The shift to `FINEST_S`.
 
-    The margin is twice the jackknife's standard error (Efron & Stein, 1981), intervals left out
-    one after another, and at least two steps of the search.
+    The margin is twice the jackknife's standard error (Efron & Stein, 1981), and at least two steps
+    of the search. One of at most `PARTS` stretches of whole intervals is left out after another.
     """
     interval_s = _interval_s(fit.rows)
     shifts_s = _around(fit.shift_s, min(0.25, interval_s / 8.0))
-    asked_qps = _asked_qps(fit.rows, counted, shifts_s)
+    asked_qps = _asked_qps(served_by(fit.rows), counted, shifts_s)
     weights = np.where(np.isfinite(asked_qps).all(0), counted.end_s - counted.start_s, 0.0)
     found = _correlations(asked_qps, counted, weights)
     best = int(np.argmax(found))
-    block = np.floor((counted.start_s - fit.shift_s - fit.rows[0].start_s) / interval_s)
+    interval = np.floor((counted.start_s - fit.shift_s - fit.rows[0].start_s) / interval_s)
+    watched = np.unique(interval[weights > 0.0])
+    block = np.searchsorted(watched, interval) * PARTS // max(PARTS, len(watched))
     without = [
         shifts_s[np.argmax(_correlations(asked_qps, counted, np.where(block == one, 0.0, weights)))]
         for one in np.unique(block[weights > 0.0])

@@ -169,20 +169,6 @@ def read_rows(lines: Iterable[str], refuse: Callable[[int], None] | None = None)
     return output.spread(length_s, output.start_s)
 
 
-def uncut_length_s(logged_s: float, count: int) -> float:
-    """
-    The length of intervals that mcperf was asked for, where its run ended within the last one.
-
-    1000 s are 112 intervals of 9 s, not of 8.93 s: the run's length over their number is too short.
-
-    :param logged_s: the run's length over the number of intervals [s]
-    :param count: number of intervals
-    :return: a whole number of quarters of a second; `logged_s` where the last one is not cut
-    """
-    asked_s = math.ceil(4.0 * logged_s) / 4.0
-    return asked_s if asked_s * (1.0 - 1.0 / count) < logged_s < asked_s else logged_s
-
-
 def _row(words: dict[str, str]) -> Row:
     """A row of numbers that can be measured; its times are both there or both missing."""
     stamps = [_finite(words[name]) / 1e3 for name in ("ts_start", "ts_end") if name in words]

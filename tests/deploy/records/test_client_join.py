@@ -255,6 +255,7 @@ def steady_load(story: Story, started_s: float) -> list[str]:
         (lambda story, at_s: 2 * story.output(at_s, 0.0), "holds 2 runs"),
         (lambda story, at_s: story.output(at_s, 0.0)[:4], "no row of mcperf's"),
         (lambda story, at_s: [], "no row of mcperf's"),
+        (lambda story, at_s: [*story.output(at_s, 0.0)[:7], "Total QPS = 1"], "3 of mcperf's rows"),
     ],
 )
 def test_what_cannot_be_joined_is_one_line_and_costs_nothing(
