@@ -29,7 +29,7 @@ from deploy.linux.sensors import ServiceSensor
 from deploy.loop.dry_run import DryActuator, ending
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
-from deploy.records.recorder import LOAD_FILE, Event
+from deploy.records.recorder import LOAD_FILE, PROBE_FILE, PROBE_LOG_S, Event
 from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
 from deploy.requirements import require
@@ -83,9 +83,8 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         if collector is not None:
             listeners.append(collector.event)
             samplers.append(collector.sample)
-        log = stack.enter_context(_interval_log(parts, settings.report / LOAD_FILE))
-        if log is not None:
-            samplers.append(partial(_log_interval, log, parts.state.started_s))
+        logs = stack.enter_context(_interval_logs(parts, settings.report))
+        samplers += [partial(_log_interval, log, parts.state.started_s) for log in logs]
         if settings.dry_run:
             samplers.append(ending(stop))
             machine = parts.machine(DryActuator(scenario, parts.state))
@@ -99,7 +98,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             machine = steering.machine
             _settle_memory()
             Loop(machine, policy, parts.recorder, stop, samplers).run()
-            if log is not None:
+            for log in logs:
                 log.finish(time.monotonic(), machine.telemetry().service.requests)
         from deploy.loop.outcome import write_report  # late: drawing it takes memory
 
@@ -208,22 +207,29 @@ def _metrics(port: int | None) -> Iterator["RunCollector | None"]:
 
 
 @contextlib.contextmanager
-def _interval_log(parts: Parts, path: Path) -> Iterator["IntervalLog | None"]:
-    """The probe's interval log; None where nothing is probed, or the load writes its own."""
+def _interval_logs(parts: Parts, folder: Path) -> Iterator[list["IntervalLog"]]:
+    """The probe's logs: of short windows, and of intervals unless the load writes them itself."""
     state, probe = parts.state, parts.probe
-    if probe is not None:
-        state.logs_intervals = state.logs_intervals or not path.exists()
-    if probe is None or not state.logs_intervals:
-        yield None
+    if probe is None:
+        yield []
         return
     from deploy.load.probe import IntervalLog
 
-    try:
-        lines = LineFile.at(path, parts.recorder.disk)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written to: {error.strerror}") from error
-    with contextlib.closing(lines) as rows:
-        yield IntervalLog(probe, rows, parts.scenario.load.interval_s)
+    lengths_s = {PROBE_FILE: PROBE_LOG_S}
+    state.logs_intervals = state.logs_intervals or not (folder / LOAD_FILE).exists()
+    if state.logs_intervals:
+        lengths_s[LOAD_FILE] = parts.scenario.load.interval_s
+    with contextlib.ExitStack() as files:
+        logs = []
+        for name, length_s in lengths_s.items():
+            try:
+                lines = LineFile.at(folder / name, parts.recorder.disk)
+            except OSError as error:
+                reason = f"cannot be written to: {error.strerror}"
+                raise InputError(f"{folder / name}: {reason}") from error
+            files.callback(lines.close)
+            logs.append(IntervalLog(probe, lines, length_s))
+        yield logs
 
 
 def _log_interval(

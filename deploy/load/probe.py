@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -112,12 +113,13 @@ class Probe:
 
     def between(self, start_s: float, end_s: float) -> list[float]:
         """
-        Latencies of the requests that were due in a stretch of time [s].
+        Latencies of the requests that were due in a stretch of time [s], the latest first.
 
         :param start_s: on the monotonic clock [s]
         :param end_s: on the monotonic clock [s]
         """
-        return [late_s for due_s, late_s, _ in self._records if start_s <= due_s < end_s]
+        recent = takewhile(lambda record: record[0] >= start_s, reversed(self._records))
+        return [late_s for due_s, late_s, _ in recent if due_s < end_s]
 
     def own_late(self, start_s: float, end_s: float) -> float:
         """

@@ -51,6 +51,8 @@ class Row:
         memcached's; NaN where that was not measured
     :param stolen: share of the scenario's vCPUs' time that the hypervisor gave to others; NaN where
         that was not measured
+    :param quantiles: shares of the requests, rising, and the latency that each share does not
+        exceed [µs]; empty where only p95 is known
     """
 
     p95_us: float
@@ -60,6 +62,7 @@ class Row:
     end_s: float = math.nan
     client_late: float = math.nan
     stolen: float = math.nan
+    quantiles: tuple[tuple[float, float], ...] = ()
 
     @property
     def spoiled(self) -> bool:
@@ -103,6 +106,74 @@ def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) 
     return float(ordered[max(0, math.ceil(len(ordered) * rank / 100.0) - 1)])
 
 
+@dataclass(frozen=True)
+class Output:
+    """
+    What a run of mcperf has printed.
+
+    :param rows: in their order, with the times that they name themselves
+    :param start_s: when the load started [s of the epoch]; NaN where that is not said
+    :param end_s: when it had ended [s of the epoch]; NaN where that is not said
+    :param announced: how many intervals were announced; None where that is not said
+    :param whole: whether the last line that a dynamic run prints is there
+    :param runs: how many headings there are: one a run
+    """
+
+    rows: list[Row]
+    start_s: float
+    end_s: float
+    announced: int | None
+    whole: bool
+    runs: int
+
+    @property
+    def stamped(self) -> bool:
+        """Whether the rows name their times themselves."""
+        return bool(self.rows) and not any(math.isnan(row.start_s) for row in self.rows)
+
+    def spread(self, length_s: float, start_s: float) -> list[Row]:
+        """
+        The rows one after another.
+
+        :param length_s: of each interval [s]
+        :param start_s: of the first [s]
+        """
+        return [
+            replace(row, start_s=start_s + i * length_s, end_s=start_s + (i + 1) * length_s)
+            for i, row in enumerate(self.rows)
+        ]
+
+
+def read_output(lines: Iterable[str], refuse: Callable[[int], None] | None = None) -> Output:
+    """
+    Mcperf's output, of a dynamic run or of a scan.
+
+    :param lines: the output so far; what is no complete row of sensible numbers is left out
+    :param refuse: is told the number of each line that is left out, from 1 on
+    """
+    columns: Sequence[str] = ()
+    limits_s: dict[str, float] = {}
+    rows, announced, whole, runs = list[Row](), None, False, 0
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        try:
+            if words[:1] == ["#type"]:
+                columns, runs = words[1:], runs + 1
+            elif words[:1] == ["Timestamp"] and len(words) == 3:
+                limits_s[words[1]] = _finite(words[2]) / 1e3
+            elif words[:5] == ["Total", "number", "of", "intervals", "="]:
+                announced = int(words[5])
+            elif words[:3] == ["Total", "QPS", "="]:
+                whole = True
+            elif words[:1] == ["read"]:
+                rows.append(_row(dict(zip(columns, words[1:], strict=True))))
+        except (IndexError, KeyError, ValueError):
+            if refuse is not None:
+                refuse(number)
+    start_s, end_s = limits_s.get("start:", math.nan), limits_s.get("end:", math.nan)
+    return Output(rows, start_s, end_s, announced, whole, runs)
+
+
 def read_rows(lines: Iterable[str], refuse: Callable[[int], None] | None = None) -> list[Row]:
     """
     The rows of mcperf's output, of a dynamic run or of a scan.
@@ -113,29 +184,11 @@ def read_rows(lines: Iterable[str], refuse: Callable[[int], None] | None = None)
     :param lines: the output so far; what is no complete row of sensible numbers is left out
     :param refuse: is told the number of each line that is left out, from 1 on
     """
-    columns: Sequence[str] = ()
-    limits_s: dict[str, float] = {}
-    rows = []
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        try:
-            if words[:1] == ["#type"]:
-                columns = words[1:]
-            elif words[:1] == ["Timestamp"] and len(words) == 3:
-                limits_s[words[1]] = _finite(words[2]) / 1e3
-            elif words[:1] == ["read"]:
-                rows.append(_row(dict(zip(columns, words[1:], strict=True))))
-        except (KeyError, ValueError):
-            if refuse is not None:
-                refuse(number)
-    if rows and math.isnan(rows[0].start_s) and {"start:", "end:"} <= set(limits_s):
-        start_s = limits_s["start:"]
-        length_s = max(0.0, limits_s["end:"] - start_s) / len(rows)
-        rows = [
-            replace(row, start_s=start_s + i * length_s, end_s=start_s + (i + 1) * length_s)
-            for i, row in enumerate(rows)
-        ]
-    return rows
+    output = read_output(lines, refuse)
+    if not output.rows or output.stamped or math.isnan(output.end_s - output.start_s):
+        return output.rows
+    length_s = max(0.0, output.end_s - output.start_s) / len(output.rows)
+    return output.spread(length_s, output.start_s)
 
 
 def _row(words: dict[str, str]) -> Row:
@@ -146,7 +199,12 @@ def _row(words: dict[str, str]) -> Row:
         raise ValueError(f"ends at {end_s} before its start")
     target_qps = math.nan if words["target"] == "nan" else _finite(words["target"])
     late = _finite(words[CLIENT_LATE]) if CLIENT_LATE in words else math.nan
-    return Row(_finite(words["p95"]), _finite(words["QPS"]), target_qps, start_s, end_s, late)
+    ranks = [("min", 0.0), *PERCENTILES.items()]
+    quantiles = [(rank / 100.0, _finite(words[name])) for name, rank in ranks if name in words]
+    p95_us, qps = _finite(words["p95"]), _finite(words["QPS"])
+    return Row(
+        p95_us, qps, target_qps, start_s, end_s, client_late=late, quantiles=tuple(quantiles)
+    )
 
 
 def _finite(word: str) -> float:

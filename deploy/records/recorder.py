@@ -34,9 +34,18 @@ EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenari
 REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
 PICTURE_FILE = "run.png"
 
+CLIENT_FILE = "client.json"
+"""What mcperf has measured of the run, where its output was joined."""
+
+PROBE_FILE = "probe.txt"
+"""What the probe has measured in windows of `PROBE_LOG_S`, in mcperf's format, where it runs."""
+
+PROBE_LOG_S = 0.5
+"""Short enough that windows can be joined to intervals that begin at any moment."""
+
 RUN_FILES = (
-    *(EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE),
-    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE),
+    *(EVENTS_FILE, SAMPLES_FILE, PROBE_FILE, SCENARIO_FILE),
+    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE, CLIENT_FILE),
     "events.out.tfevents.*",  # TensorBoard's names
 )
 """Patterns of what a run and its report leave; whatever else the folder holds is not theirs."""
@@ -213,6 +222,7 @@ class Recorder:
         service = telemetry.service
         row = [
             f"{telemetry.time_s:.4f}",
+            f"{service.requests:.0f}",
             f"{service.qps:.0f}",
             f"{service.cpu_cores:.4f}",
             f"{service.run_delay_s:.6f}",
@@ -369,7 +379,8 @@ class Sample:
     A row of the samples.
 
     :param time_s: since the run started [s]
-    :param qps: memcached's request rate [requests/s]
+    :param requests: memcached's count of them so far
+    :param qps: memcached's request rate in the last poll [requests/s]
     :param cpu_cores: memcached's CPU use [vCPUs]
     :param p95_us: probed 95th percentile of the latency [µs]; None without a probe
     :param service_cores: memcached's vCPUs
@@ -379,6 +390,7 @@ class Sample:
     """
 
     time_s: float
+    requests: float
     qps: float
     cpu_cores: float
     p95_us: float | None
@@ -423,6 +435,7 @@ def _sample(row: dict[str, str]) -> Sample:
     }
     return Sample(
         time_s=_finite(row["time_s"]),
+        requests=_finite(row["requests"]),
         qps=_finite(row["qps"]),
         cpu_cores=_finite(row["cpu_cores"]),
         p95_us=_finite(row["p95_us"]) if row["p95_us"] else None,
@@ -445,7 +458,8 @@ def _cores(text: str) -> tuple[int, ...]:
 
 
 def _columns(scenario: Scenario) -> Iterator[str]:
-    yield from ("time_s", "qps", "cpu_cores", "run_delay_s", "p95_us", "service_cores", "stolen_s")
+    yield from ("time_s", "requests", "qps", "cpu_cores")
+    yield from ("run_delay_s", "p95_us", "service_cores", "stolen_s")
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
         for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):

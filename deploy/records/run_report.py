@@ -3,9 +3,10 @@ What a run has come to: `report.json`, `intervals.csv`, pictures and one HTML pa
 
     python -m deploy.report report
 
-writes the page and the pictures anew from the files of a finished run. Pictures need what training
-needs; they are drawn by a process of their own (`training.evaluation.live_pictures`), and the page
-does without them where that is not installed.
+writes the page and the pictures anew from the files of a finished run; with `--mcperf FILE` it
+first lays the output of the course's client over the run (`deploy.records.client_join`). Pictures
+need what training needs; they are drawn by a process of their own
+(`training.evaluation.live_pictures`), and the page does without them where that is not installed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from deploy.linux.helpers import helper_command
 from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.records import mcperf
+from deploy.records.client_join import join, read_client
 from deploy.records.recorder import (
     INTERVALS_FILE,
     LOAD_FILE,
@@ -50,7 +52,7 @@ from deploy.records.recorder import (
     started_at_s,
 )
 from deploy.records.terminal import complain
-from env.errors import InputError, exit_on_bad_input, validation_message
+from env.errors import InputError, escaped, exit_on_bad_input, validation_message
 from env.inputs.commandline import OneLineParser
 from env.inputs.text_files import MOST_RECORD_BYTES, read_json, read_text
 from env.scenario import Scenario
@@ -385,7 +387,8 @@ def read_intervals(folder: Path) -> list[mcperf.Row]:
     text = read_text(path, "a finished run's intervals", MOST_RECORD_BYTES)
     try:
         rows = list(csv.DictReader(text.splitlines()))
-        return [mcperf.Row(**{name: float(row[name]) for name in INTERVAL_COLUMNS}) for row in rows]
+        numbers = [{name: float(row[name]) for name in INTERVAL_COLUMNS} for row in rows]
+        return [mcperf.Row(quantiles=(), **one) for one in numbers]
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         allowed = ", ".join(INTERVAL_COLUMNS)
         raise InputError(f"{path}: must be rows of numbers under {allowed}") from error
@@ -431,6 +434,7 @@ def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], pict
         events=[_in_words(event) for event in read_events(folder)],
         picture=picture,
         spoiled_share=mcperf.SPOILED,
+        client=read_client(folder),
     )
     write_own(folder / PAGE_FILE, page)
 
@@ -453,12 +457,22 @@ def _draw(folder: Path) -> bool:
     return True
 
 
+def _jobs_s(report: Mapping[str, Any]) -> tuple[float, float]:
+    """From the first job's start to the last one's end; to the run's end if one never ended."""
+    starts = [job["start_s"] for job in report["jobs"].values() if job["start_s"] is not None]
+    ends = [job["end_s"] for job in report["jobs"].values()]
+    return min(starts, default=math.inf), math.inf if None in ends else max(ends, default=0.0)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = OneLineParser(
         prog="python -m deploy.report", description="Write the page of a finished run anew."
     )
     line.add_argument("folder", type=Path, help="the run's report folder")
+    line.add_argument(
+        "--mcperf", type=Path, metavar="FILE", help="mcperf's output beside the run, to be joined"
+    )
     return line
 
 
@@ -471,8 +485,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
         report = read_report(arguments.folder)
+        scenario = scenario_of(arguments.folder)
         try:
-            illustrate(arguments.folder, scenario_of(arguments.folder), report)
+            if arguments.mcperf is not None:
+                client = join(
+                    arguments.folder, arguments.mcperf, _jobs_s(report), scenario.service.slo_us
+                )
+                print("\n".join(map(escaped, client.findings)))
+            illustrate(arguments.folder, scenario, report)
         except OSError as error:
             reason = f"cannot be written to: {error.strerror}"
             raise InputError(f"{arguments.folder}: {reason}") from error

@@ -16,7 +16,14 @@ import yaml
 
 from deploy.jobs.containers import PIDS_LIMIT
 from deploy.linux import service_process
-from deploy.records.recorder import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
+from deploy.records.client_join import read_client
+from deploy.records.recorder import (
+    EVENTS_FILE,
+    PAGE_FILE,
+    SAMPLES_FILE,
+    SCENARIO_FILE,
+    read_events,
+)
 from deploy.records.run_report import read_report
 from deploy.records.state import claim
 from tests.live.conftest import (
@@ -512,3 +519,53 @@ def test_a_live_picture_can_come_with_the_run_and_ends_with_it(
     assert run.count("memcached .*─") >= 1
     assert run.count(r"dedup.*done") >= 1
     assert run.count(r"s  dedup start \[") == 0  # events are in the picture
+
+
+def as_mcperf_prints(text, ahead_s):
+    """Our load's output in mcperf's own form: stamps of the run alone, by a clock that is ahead."""
+    lines = text.splitlines()
+    stamps = [
+        f"{line.rsplit(' ', 1)[0]} {int(line.split()[-1]) + round(1e3 * ahead_s)}"
+        for line in lines
+        if line.startswith("Timestamp")
+    ]
+    rows = [line.rsplit(" ", 2)[0] for line in lines if line.startswith(("#type", "read"))]
+    return "\n".join([*stamps, "", *rows, "", lines[-1], ""])
+
+
+def test_the_clients_own_figures_are_joined_to_a_run(
+    deploy, server, scenario_file, groups_file, tmp_path
+):
+    load = [sys.executable, "-m", "deploy.load", "--memcached", f"{server.host}:{server.port}"]
+    load += ["--trace-seed", "42", "--qps-min", "2000", "--qps-max", "30000"]
+    load += ["--interval", "2", "--duration", "24"]
+    scenario = scenario_file(dedup=["sleep", "14"], radix=["sleep", "14"])
+    options = ["--policy", str(groups_file), "--scenario", str(scenario), "--probe"]
+    with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as client:
+        run = deploy(*options, "--runtime", "process")
+        assert run.finish() == 0, run.lines
+        said = client.communicate(timeout=60.0 * PATIENCE)[0]
+
+    def report(ahead_s):
+        output = tmp_path / "mcperf.txt"
+        output.write_text(as_mcperf_prints(said, ahead_s))
+        command = [sys.executable, "-m", "deploy.report", str(run.report), "--mcperf", str(output)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done, page = report(17.3), run.report / PAGE_FILE
+    assert done.returncode == 0, done.stderr
+    joined = read_client(run.report)
+    assert joined.shift_s == pytest.approx(-17.3, abs=0.1)
+    assert joined.margin_s <= 0.1
+    whole = [one for one in joined.intervals if one.counted_qps is not None]
+    assert len(whole) >= 6
+    for one in whole:
+        assert one.counted_qps == pytest.approx(one.said_qps + 1000.0, rel=0.1)  # and the probe's
+        assert one.probe_p95_us > 0.0
+    assert "by the probe" in done.stdout and "client's own figures" in page.read_text()
+
+    # That of another run changes nothing.
+    before = page.read_text()
+    other = report(5000.0)
+    assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
+    assert page.read_text() == before and read_client(run.report) == joined

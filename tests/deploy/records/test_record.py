@@ -117,6 +117,7 @@ def test_samples_have_a_column_for_every_reading(
         (row,) = csv.DictReader(file)
     assert None not in row.values() and None not in row
     assert (row["time_s"], row["qps"], row["p95_us"]) == ("1.5000", "20000", "310.0")
+    assert row["requests"] == "30000"
     assert (row["service_cores"], row["busy_s_3"]) == ("0;1", "0.4000")
     assert (row["job_vips_state"], row["job_vips_cores"], row["job_vips_weight"]) == (
         "running",
@@ -125,7 +126,8 @@ def test_samples_have_a_column_for_every_reading(
     )
     assert row["job_radix_state"] == "pending"
     (sample,) = read_samples(tmp_path)
-    assert (sample.time_s, sample.qps, sample.p95_us) == (1.5, 2e4, 310.0)
+    assert (sample.time_s, sample.requests, sample.qps) == (1.5, 3e4, 2e4)
+    assert sample.p95_us == 310.0
     assert (sample.service_cores, sample.busy_s) == ((0, 1), (0.1, 0.2, 0.3, 0.4))
     assert sample.jobs["vips"] == JobSample("running", 2.0, (2, 3), "background")
     assert tuple(sample.jobs) == scenario.job_names
