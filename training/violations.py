@@ -107,7 +107,7 @@ def fit_scatter(
     simulated_us: FloatArray, violated: npt.NDArray[np.bool_], slo_us: float
 ) -> Scatter | None:
     """
-    The scatter that makes measured violations most probable; None unless some violate and some not.
+    The scatter that makes measured violations most probable; None unless some violate, some not.
 
     It is fitted to violations, not to latencies: far below the SLO those scatter less.
 
