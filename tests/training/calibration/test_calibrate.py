@@ -439,6 +439,12 @@ def test_the_scatter_is_found_in_violations():
     assert scatter_around([], 800.0) is None
 
 
+def test_memcached_is_unrestricted_before_its_first_logged_move(tmp_path):
+    """Before a controller's first act p95 at 110 to 180K is that of two vCPUs, not of one."""
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    assert run.service_moves == ((-np.inf, 0b0011), (0.0, 0b0001))
+
+
 def test_core_masks():
     assert core_mask("1;2;3") == 0b1110 and core_mask("2") == 0b0100 and core_mask(1.0) == 0b0010
     assert core_mask("9") == 0 and core_mask(float("nan")) == 0
