@@ -31,7 +31,7 @@ class Scatter:
     spread: float
 
 
-SCATTERS = {2025: Scatter(-0.128, 0.289), 2024: Scatter(-0.379, 0.318)}
+SCATTERS = {2025: Scatter(-0.127, 0.289), 2024: Scatter(-0.379, 0.318)}
 """
 By the year that a profile was fitted to: what `python -m training.validate` prints as `scatter`.
 
@@ -107,7 +107,7 @@ def fit_scatter(
     simulated_us: FloatArray, violated: npt.NDArray[np.bool_], slo_us: float
 ) -> Scatter | None:
     """
-    The scatter that makes measured violations most probable; None unless some violate and some not.
+    The scatter that makes measured violations most probable; None unless some violate, some not.
 
     It is fitted to violations, not to latencies: far below the SLO those scatter less.
 

@@ -37,13 +37,35 @@ class RunIntervals(NamedTuple):
     Intervals of one run within its batch window; memcached's moves are known.
 
     :param group: the group whose log the run is from
+    :param measured_us: float64[n], measured p95 [us]
     :param simulated_us: float64[n], simulated p95 [us]
-    :param violated: bool[n], whether the measured p95 is above the SLO
     """
 
     group: str
+    measured_us: FloatArray
     simulated_us: FloatArray
-    violated: npt.NDArray[np.bool_]
+
+
+def intervals_of(run: RunTrace, opened: Replay) -> RunIntervals:
+    """
+    What is compared of a run: the intervals that overlap its batch window.
+
+    :param run: what was measured
+    :param opened: its open replay
+    """
+    window = (run.interval_end_s > run.first_start_s) & (run.interval_start_s < run.last_end_s)
+    return RunIntervals(run.group, run.p95_us[window], opened.p95_us[window])
+
+
+def scatter_around(runs: Sequence[RunIntervals], slo_us: float) -> Scatter | None:
+    """
+    How measured p95 scatter around simulated ones; None where no violations tell it.
+
+    :param runs: intervals of runs whose memcached moves are logged
+    :param slo_us: the latency objective [us]
+    """
+    simulated_us, violated = _joined(runs, slo_us)
+    return fit_scatter(simulated_us, violated, slo_us)
 
 
 class Tally:
@@ -79,16 +101,15 @@ class Tally:
             self.job_rows.append(JobRow(job.name, float(seconds), float(simulated)))
         makespan = float(closed.end_s.max() - run.first_start_s)
         self.makespans.append(abs(makespan / run.makespan_s - 1.0))
-        window = (run.interval_end_s > run.first_start_s) & (run.interval_start_s < run.last_end_s)
-        hit = window & (run.p95_us > self.slo_us)
-        predicted = window & (opened.p95_us > self.slo_us)
+        compared = intervals_of(run, opened)
+        hit = compared.measured_us > self.slo_us
         group = self.groups.setdefault(run.group, {"runs": 0, "intervals": 0, "violations": 0})
         group["runs"] += 1
         if run.moves_logged:
-            calm = window & ~hit
-            self.p95 += np.abs(opened.p95_us[calm] / run.p95_us[calm] - 1.0).tolist()
-            self.intervals.append(RunIntervals(run.group, opened.p95_us[window], hit[window]))
-            group["intervals"] += int(window.sum())
+            self.intervals.append(compared)
+            error = np.abs(compared.simulated_us / compared.measured_us - 1.0)
+            self.p95 += error[~hit].tolist()
+            group["intervals"] += len(hit)
             group["violations"] += int(hit.sum())
         self.per_run.append(
             {
@@ -96,19 +117,10 @@ class Tally:
                 "makespan_measured_s": round(run.makespan_s, 2),
                 "makespan_simulated_s": round(makespan, 2),
                 "violations_measured": int(hit.sum()),
-                "violations_simulated": int(predicted.sum()),
+                "violations_simulated": int((compared.simulated_us > self.slo_us).sum()),
                 "moves_logged": run.moves_logged,
             }
         )
-
-    def scatter(self, left_out: str = "") -> Scatter | None:
-        """
-        How measured p95 scatter around simulated ones; None without violations to tell it.
-
-        :param left_out: a group that is not looked at
-        """
-        others = [run for run in self.intervals if run.group != left_out]
-        return fit_scatter(*_joined(others), self.slo_us) if others else None
 
     def report(self, profile: str, scatters: Mapping[str, Scatter]) -> dict[str, Any]:
         """
@@ -144,7 +156,7 @@ class Tally:
 
     def _verdicts(self) -> dict[str, Any]:
         """Scores of the verdict that an interval violates where its simulated p95 does."""
-        simulated_us, violated = _joined(self.intervals)
+        simulated_us, violated = _joined(self.intervals, self.slo_us)
         alarmed = simulated_us > self.slo_us
         recall = _share(alarmed[violated])
         kept = _share(~alarmed[~violated])
@@ -160,7 +172,7 @@ class Tally:
         self, runs: Sequence[RunIntervals], scatters: Mapping[str, Scatter]
     ) -> dict[str, Any]:
         """Scores of the probability that an interval violates."""
-        simulated_us, violated = _joined(runs)
+        simulated_us, violated = _joined(runs, self.slo_us)
         scores = {
             "measured": int(violated.sum()),
             "auc": _auc(simulated_us, violated),
@@ -178,7 +190,7 @@ class Tally:
         for run in runs:
             drawn = drawn_violations(run.simulated_us, self.slo_us, scatters[run.group])
             low, high = np.quantile(drawn, (0.05, 0.95))
-            within.append(low <= run.violated.sum() <= high)
+            within.append(low <= (run.measured_us > self.slo_us).sum() <= high)
         return scores | {
             "expected": round(float(probability.sum()), 1),
             "log_loss": round(_log_loss(probability, violated), 4),
@@ -188,11 +200,13 @@ class Tally:
         }
 
 
-def _joined(runs: Sequence[RunIntervals]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+def _joined(
+    runs: Sequence[RunIntervals], slo_us: float
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Simulated p95 [us] and measured violations of several runs' intervals."""
     return (
         np.concatenate([np.zeros(0), *(run.simulated_us for run in runs)]),
-        np.concatenate([np.zeros(0, np.bool_), *(run.violated for run in runs)]),
+        np.concatenate([np.zeros(0, np.bool_), *(run.measured_us > slo_us for run in runs)]),
     )
 
 

@@ -24,7 +24,7 @@ from training.calibration.logs.run_logs import read_runs
 from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import Replay, replay
 from training.calibration.run_parameters import KnownVms, left_out_physics, profile_physics
-from training.calibration.scores import Tally
+from training.calibration.scores import Tally, intervals_of, scatter_around
 from training.outputs import write_json
 from training.violations import Scatter, scatter_of
 
@@ -59,11 +59,17 @@ def validate(
     vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
     tally = Tally(slo_us)
     overlays: dict[str, tuple[RunTrace, Replay]] = {}
-    physics = profile_physics(profile)
+    physics, scatter = profile_physics(profile), scatter_of(profile)
+    scatters: dict[str, Scatter] = {}
     for group in dict.fromkeys(run.group for run in tables.runs):
         if cross_validate:
             physics = left_out_physics(data, profile, tables.runs, group)
+            others = [run for run in tables.runs if run.group != group and run.moves_logged]
+            replays = [replay(run, vms.on_vm(physics, run), closed=False) for run in others]
+            scatter = scatter_around(list(map(intervals_of, others, replays)), slo_us)
             console.print(f"refitted without {group}", markup=False, highlight=False)
+        if scatter is not None:
+            scatters[group] = scatter
         for run in tables.runs:
             if run.group != group:
                 continue
@@ -71,12 +77,8 @@ def validate(
             opened = replay(run, own, closed=False)
             tally.add(run, opened, replay(run, own, closed=True))
             overlays.setdefault(group, (run, opened))
-    scatters = {group: scatter_of(profile) for group in tally.groups}
-    if cross_validate:
-        scatters = {group: tally.scatter(left_out=group) for group in tally.groups}
-    known = {group: scatter for group, scatter in scatters.items() if scatter is not None}
-    report = tally.report(profile.name, known)
-    report["scatter"] = _rounded(tally.scatter())
+    report = tally.report(profile.name, scatters)
+    report["scatter"] = _rounded(scatter_around(tally.intervals, slo_us))
     report["cross_validated"] = cross_validate
     report["skipped"] = tables.summary()
     if plots is not None:

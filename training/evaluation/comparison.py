@@ -34,10 +34,17 @@ from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile, load_profile
 from training.evaluation.episodes import Run, repeats_of, run_episode, starts_from
-from training.evaluation.figures import profile_report, report, show
+from training.evaluation.figures import (
+    counted_p95,
+    expected_violations,
+    profile_report,
+    report,
+    show,
+)
 from training.evaluation.schedule_search import EVALUATIONS
-from training.evaluation.timeline import TimelineRecorder
+from training.evaluation.timeline import IntervalRecorder, TimelineRecorder
 from training.outputs import write_json
+from training.violations import scatter_of
 
 REFERENCES = ("sequential", "concurrent", "threshold-groups")
 
@@ -137,10 +144,12 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         starts = repeats_of(arguments.trace_seed, arguments.seed, arguments.episodes or 1)
     regulated = not arguments.no_regulator
-    results = []
+    # A drawn physics already holds a part of what measured p95 scatter by.
+    scatter = None if variation.physics or variation.error else scatter_of(profile)
+    results, expected = [], []
     console = Console(stderr=True)
     for policy in policies:
-        runs = []
+        runs, p95_us = [], []
         steps = track(
             starts,
             policy.name,
@@ -149,15 +158,16 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
             disable=not console.is_terminal,
         )
         for index, start in enumerate(steps):
-            recorder = TimelineRecorder(scenario) if index == 0 else None
-            if arguments.plots is None:
-                recorder = None
+            shown = arguments.plots is not None and index == 0
+            recorder = TimelineRecorder(scenario) if shown else IntervalRecorder()
             run = run_episode(machine, policy, start, regulated, recorder, not arguments.no_probe)
             runs.append(run)
-            if recorder is not None:
+            p95_us.append(counted_p95(recorder.intervals, run))
+            if isinstance(recorder, TimelineRecorder):
                 plot(recorder, policy.name, runs[-1], profile, arguments.plots)
         results.append((policy.name, runs))
-    content = report(scenario, profile, results)
+        expected.append(expected_violations(p95_us, scenario.service.slo_us, scatter))
+    content = report(scenario, profile, results, expected)
     if arguments.bound:
         from training.evaluation.bound import bound_report  # scipy takes its time
 

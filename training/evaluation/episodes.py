@@ -10,7 +10,7 @@ import numpy as np
 from agents.policy import Policy
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from training.evaluation.timeline import TimelineRecorder
+from training.evaluation.timeline import IntervalRecorder
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def run_episode(
     policy: Policy,
     start: EpisodeStart,
     regulated: bool = True,
-    recorder: TimelineRecorder | None = None,
+    recorder: IntervalRecorder | None = None,
     probed: bool = True,
 ) -> Run:
     """
@@ -111,7 +111,7 @@ def run_episode(
     :param policy: who decides
     :param start: the episode to run
     :param regulated: whether the regulator may stand in between
-    :param recorder: receives what there is to plot
+    :param recorder: receives what there is to show of it
     :param probed: whether there is a latency probe for policies that ask for one
     """
     rng = start.rng()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +13,11 @@ from env.scenario import Scenario
 from env.simulator.profile import Profile, content_hash
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run
+from training.evaluation.timeline import Interval
 from training.statistics import mean_and_ci95
+from training.violations import Scatter, drawn_violations, violation_probability
+
+FloatArray = npt.NDArray[np.float64]
 
 
 def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
@@ -43,6 +48,39 @@ def policy_report(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+def counted_p95(intervals: Sequence[Interval], run: Run) -> FloatArray:
+    """
+    Simulated p95 of a run's intervals that count: those from the first job's start on [us].
+
+    :param intervals: all of them, in their order
+    :param run: the run
+    """
+    before = len(intervals) - int(run.summary["intervals"])
+    return np.array([interval.p95_us for interval in intervals[before:]])
+
+
+def expected_violations(
+    p95_us: Sequence[FloatArray], slo_us: float, scatter: Scatter | None
+) -> dict[str, float] | None:
+    """
+    Violation ratio to be expected where it is measured: mean, and 90 % interval of one run.
+
+    It is that of a VM as fast as the simulated one: the scatter is of VMs whose speed was known.
+
+    :param p95_us: each run's simulated p95, see `counted_p95`
+    :param slo_us: the latency objective [us]
+    :param scatter: of measured p95 around simulated ones; None where it is not known
+    :return: None without it or without intervals
+    """
+    counted = [run for run in p95_us if len(run)]
+    if scatter is None or not counted:
+        return None
+    drawn = [drawn_violations(run, slo_us, scatter) / len(run) for run in counted]
+    low, high = np.quantile(np.concatenate(drawn), (0.05, 0.95))
+    means = [float(violation_probability(run, slo_us, scatter).mean()) for run in counted]
+    return {"mean": float(np.mean(means)), "p5": float(low), "p95": float(high)}
+
+
 def profile_report(profile: Profile) -> dict[str, Any]:
     """
     What a simulated figure is shown with.
@@ -71,7 +109,10 @@ def fit_errors(profile: dict[str, Any]) -> str:
 
 
 def report(
-    scenario: Scenario, profile: Profile, results: Sequence[tuple[str, Sequence[Run]]]
+    scenario: Scenario,
+    profile: Profile,
+    results: Sequence[tuple[str, Sequence[Run]]],
+    expected: Sequence[dict[str, float] | None],
 ) -> dict[str, Any]:
     """
     The evaluation, ready for JSON.
@@ -79,8 +120,12 @@ def report(
     :param scenario: the problem
     :param profile: the fitted parameters behind the simulator
     :param results: policy names with their runs
+    :param expected: what `expected_violations` says of each policy
     """
-    policies = [policy_report(name, runs) for name, runs in results]
+    policies = [
+        policy_report(name, runs) | {"expected_violations": violations}
+        for (name, runs), violations in zip(results, expected, strict=True)
+    ]
     if scenario.endless:
         alone = speed_alone(scenario, profile)
         for entry, (_, runs) in zip(policies, results, strict=True):
@@ -167,8 +212,24 @@ def show(content: dict[str, Any]) -> None:
             f"in {search['found']} of {search['tried']} episodes: {found} (simulated)"
         )
     for entry in content["policies"]:
+        if entry["expected_violations"] is not None:
+            line = expected_line(entry["name"], entry["expected_violations"])
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in failure_lines(entry):
             console.print(line, style="red", markup=False, soft_wrap=True)
+
+
+def expected_line(name: str, expected: dict[str, float]) -> str:
+    """
+    What a policy's violations would be on a machine, on one line.
+
+    :param name: the policy's name
+    :param expected: what `expected_violations` made
+    """
+    mean, low, high = (f"{100 * expected[key]:.1f}" for key in ("mean", "p5", "p95"))
+    return (
+        f"{name}: measured, {mean} % violations are to be expected, {low} to {high} % (90 %) a run"
+    )
 
 
 def failure_lines(entry: dict[str, Any], most: int = 3) -> list[str]:

@@ -1,4 +1,4 @@
-"""What there is to plot of one simulated run: intervals, memcached's vCPUs, the jobs' places."""
+"""What there is to show of one simulated run: intervals, memcached's vCPUs, the jobs' places."""
 
 import math
 from bisect import bisect_right
@@ -54,24 +54,16 @@ class Recording:
     guard: list[tuple[float, int]] = field(default_factory=list)
 
 
-class TimelineRecorder:
+class IntervalRecorder:
     """
-    Records what happens on a machine between decisions.
+    Records the measurement intervals that end between decisions.
 
-    A change is recorded when it is sent, because the machine knows already when it will land. A
-    wait is cut only where a change lands (the next one may be sent then) and where more than one
-    interval would end within it.
-
-    :param scenario: the problem
+    A wait is cut where more than one of them would end within it.
     """
 
-    def __init__(self, scenario: Scenario):
-        self.scenario = scenario
-        self.recording = Recording()
+    def __init__(self) -> None:
+        self.intervals: list[Interval] = []
         self._interval_began_s = 0.0
-        # When each job's state and vCPUs change, and to what, in order of time.
-        self._states: dict[str, Marks[JobState]] = {name: [] for name in scenario.job_names}
-        self._places: dict[str, Marks[tuple[int, ...]]] = {name: [] for name in scenario.job_names}
 
     def advance(self, machine: SimulatedMachine, until_s: float, wakes: bool) -> None:
         """
@@ -84,10 +76,9 @@ class TimelineRecorder:
         host = machine.host
         decided, host.woken_s = host.now_s, math.inf
         while not machine.over:
-            self._note_sent(machine)
+            cut_s = self._begin(machine)
             interval, ends_s, qps = host.interval, host.interval_ends_s, host.due_qps
-            lands_s = float(min(host.lands_s.min(), host.move_lands_s.min()))
-            stop_s = min(until_s, ends_s + 0.5 * host.interval_s, lands_s)
+            stop_s = min(until_s, ends_s + 0.5 * host.interval_s, cut_s)
             machine.pass_time(stop_s, wakes)
             until_s = min(until_s, host.woken_s)
             if host.interval > interval:
@@ -103,12 +94,49 @@ class TimelineRecorder:
 
         :param machine: the machine whose episode is over
         """
-        host, recording = machine.host, self.recording
-        recording.end_s = float(host.now_s)
+        host = machine.host
+        ended_s = float(host.now_s)
         if machine.completed:
             self._note_interval(machine, host.interval_ends_s, host.due_qps)
-        elif machine.over and self._interval_began_s < recording.end_s - 1e-9:  # the time cap
-            self._note_interval(machine, recording.end_s, host.due_qps)
+        elif machine.over and self._interval_began_s < ended_s - 1e-9:  # the time cap
+            self._note_interval(machine, ended_s, host.due_qps)
+
+    def _begin(self, machine: SimulatedMachine) -> float:
+        """Note what there is to note before time passes; returns when to stop the next time [s]."""
+        return math.inf
+
+    def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
+        begun_s, self._interval_began_s = self._interval_began_s, ends_s
+        self.intervals.append(Interval(begun_s, ends_s, qps, machine.interval_p95_us))
+
+
+class TimelineRecorder(IntervalRecorder):
+    """
+    Records everything that happens on a machine between decisions.
+
+    A change is recorded when it is sent, because the machine knows already when it will land. A
+    wait is cut where a change lands, too: the next one may be sent then.
+
+    :param scenario: the problem
+    """
+
+    def __init__(self, scenario: Scenario):
+        super().__init__()
+        self.scenario = scenario
+        self.recording = Recording(self.intervals)
+        # When each job's state and vCPUs change, and to what, in order of time.
+        self._states: dict[str, Marks[JobState]] = {name: [] for name in scenario.job_names}
+        self._places: dict[str, Marks[tuple[int, ...]]] = {name: [] for name in scenario.job_names}
+
+    def finish(self, machine: SimulatedMachine) -> None:
+        """
+        Write down how the run ended.
+
+        :param machine: the machine whose episode is over
+        """
+        super().finish(machine)
+        host, recording = machine.host, self.recording
+        recording.end_s = float(host.now_s)
         for index, name in enumerate(self.scenario.job_names):
             end_s = min(float(host.end_s[index]), recording.end_s)
             states, places = self._states[name], self._places[name]
@@ -119,9 +147,10 @@ class TimelineRecorder:
                 for start_s, until_s in pairwise([*sorted(times), end_s])
             ]
 
-    def _note_interval(self, machine: SimulatedMachine, ends_s: float, qps: float) -> None:
-        begun_s, self._interval_began_s = self._interval_began_s, ends_s
-        self.recording.intervals.append(Interval(begun_s, ends_s, qps, machine.interval_p95_us))
+    def _begin(self, machine: SimulatedMachine) -> float:
+        self._note_sent(machine)
+        host = machine.host
+        return float(min(host.lands_s.min(), host.move_lands_s.min()))
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
         """Write down what was sent to the actuator and when it lands."""

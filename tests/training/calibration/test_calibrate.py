@@ -28,7 +28,7 @@ from training.calibration.logs.run_logs import core_mask, read_runs, whole_inter
 from training.calibration.logs.tables import Remark, read_table, summarise
 from training.calibration.priors import FREE, HOST_PRIORS
 from training.calibration.scans import read_points, read_scans
-from training.calibration.scores import RunIntervals, Tally
+from training.calibration.scores import RunIntervals, Tally, scatter_around
 from training.calibration.service_problem import Problem
 from training.calibration.validation import validate
 from training.calibration.year_profile import calibrate, check
@@ -402,8 +402,8 @@ def test_other_intervals_are_as_long_as_logged(length_s, count):
 def test_violations_are_told_apart_whatever_the_threshold():
     """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
     tally = Tally(800.0)
-    violated = np.array([True, True, False, False])
-    tally.intervals.append(RunIntervals("a", np.array([700.0, 900.0, 400.0, 810.0]), violated))
+    measured_us, simulated_us = [900.0, 900.0, 300.0, 300.0], [700.0, 900.0, 400.0, 810.0]
+    tally.intervals.append(RunIntervals("a", np.array(measured_us), np.array(simulated_us)))
     told = tally.report("none", {})["violations"]
     assert told["auc"] == 0.75
     assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
@@ -414,10 +414,9 @@ def test_violations_are_told_apart_whatever_the_threshold():
 def test_probabilities_are_scored_by_group_and_together():
     """An interval at the median of its scatter violates with even chances: ln 2, and 1/4."""
     tally = Tally(800.0)
-    even = np.full(4, 400.0)
-    half = np.array([True, False, True, False])
-    tally.intervals.append(RunIntervals("a", even, half))
-    tally.intervals.append(RunIntervals("b", np.full(2, 1e-3), np.zeros(2, np.bool_)))
+    measured_us = np.array([900.0, 300.0, 900.0, 300.0])
+    tally.intervals.append(RunIntervals("a", measured_us, np.full(4, 400.0)))
+    tally.intervals.append(RunIntervals("b", np.full(2, 300.0), np.full(2, 1e-3)))
     scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=0.3))
     told = tally.report("none", scatters)["violations"]
     a, b = told["groups"]["a"], told["groups"]["b"]
@@ -430,17 +429,20 @@ def test_probabilities_are_scored_by_group_and_together():
     assert sum(point["expected"] for point in told["curve"]) == told["expected"]
 
 
-def test_the_scatter_of_a_group_is_fitted_without_it():
-    tally = Tally(800.0)
+def test_the_scatter_is_found_in_violations():
     rng = np.random.default_rng(3)
-    for group, mean in (("a", 0.2), ("b", -0.4)):
-        simulated_us = 800.0 * np.exp(rng.normal(0.0, 0.4, 4000))
-        measured_us = simulated_us * np.exp(rng.normal(mean, 0.3, 4000))
-        tally.intervals.append(RunIntervals(group, simulated_us, measured_us > 800.0))
-    without = tally.scatter(left_out="a")
-    assert without.mean == pytest.approx(-0.4, abs=0.04)
-    assert without.spread == pytest.approx(0.3, abs=0.04)
-    assert tally.scatter(left_out="b").mean == pytest.approx(0.2, abs=0.04)
+    simulated_us = 800.0 * np.exp(rng.normal(0.0, 0.4, 4000))
+    measured_us = simulated_us * np.exp(rng.normal(-0.4, 0.3, 4000))
+    scatter = scatter_around([RunIntervals("a", measured_us, simulated_us)], 800.0)
+    assert scatter.mean == pytest.approx(-0.4, abs=0.04)
+    assert scatter.spread == pytest.approx(0.3, abs=0.04)
+    assert scatter_around([], 800.0) is None
+
+
+def test_memcached_is_unrestricted_before_its_first_logged_move(tmp_path):
+    """Before a controller's first act p95 at 110 to 180K is that of two vCPUs, not of one."""
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    assert run.service_moves == ((-np.inf, 0b0011), (0.0, 0b0001))
 
 
 def test_core_masks():

@@ -14,8 +14,10 @@ from env.scenario import load_scenario, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation import comparison
 from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
+from training.evaluation.figures import counted_p95, expected_violations
 from training.evaluation.plots import lanes_of, plot_run, spans_on
-from training.evaluation.timeline import Span, TimelineRecorder
+from training.evaluation.timeline import IntervalRecorder, Span, TimelineRecorder
+from training.violations import Scatter
 
 SEED = 2333
 
@@ -83,10 +85,31 @@ def test_other_random_numbers_make_another_run(machine):
 @pytest.mark.parametrize("name", ["hysteresis-pause", "threshold-groups"])
 def test_recording_changes_nothing(machine, name):
     policy, start = agents.make(name), EpisodeStart(SEED, 1)
-    recorder = TimelineRecorder(machine.scenario)
-    assert run_episode(machine, policy, start, recorder=recorder) == run_episode(
-        machine, policy, start
-    )
+    unrecorded = run_episode(machine, policy, start)
+    for recorder in (TimelineRecorder(machine.scenario), IntervalRecorder()):
+        assert run_episode(machine, policy, start, recorder=recorder) == unrecorded
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 10.0])
+def test_the_p95_of_every_interval_that_counts_is_known(scenario, interval_s):
+    """A job starts late, VMs of half the speed violate, and a slow policy sleeps over intervals."""
+    slow = scenario.with_changes(load={"interval_s": interval_s})
+    machine = SimulatedMachine(EpisodeFactory(slow, variation=Variation(vm_speed=(0.5, 0.5))))
+    recorder = IntervalRecorder()
+    run = run_episode(machine, agents.make("heracles"), EpisodeStart(SEED, 1), recorder=recorder)
+    p95_us = counted_p95(recorder.intervals, run)
+    assert len(p95_us) == run.summary["intervals"] > 0
+    assert (p95_us > slow.service.slo_us).sum() == run.summary["violations"] > 0
+
+
+def test_expected_violations_are_those_of_all_runs():
+    scatter = Scatter(mean=0.0, spread=0.3)
+    runs = [np.full(50, 800.0), np.full(100, 1.0), np.zeros(0)]
+    expected = expected_violations(runs, 800.0, scatter)
+    assert expected["mean"] == pytest.approx(0.25)
+    assert expected["p5"] == 0.0 and 0.5 < expected["p95"] < 0.9
+    assert expected_violations(runs, 800.0, None) is None
+    assert expected_violations(runs[2:], 800.0, scatter) is None
 
 
 @pytest.mark.parametrize("name", ["heracles", "latency-aware-prm"])
@@ -298,12 +321,15 @@ def test_json_and_table(tmp_path, capsys):
             "mean": pytest.approx(np.mean(ratios)),
             "max": max(ratios),
         }
+        expected = entry["expected_violations"]
+        assert 0.0 <= expected["p5"] <= expected["mean"] <= expected["p95"] <= 1.0
         assert entry["completed"] == 3
         assert set(entry["runs"][0]) == {"seed", "makespan_s", "violation_ratio"}
     seeds = [[run["seed"] for run in entry["runs"]] for entry in content["policies"]]
     assert seeds[0] == seeds[1]
     shown = capsys.readouterr().out
     assert "SIMULATED" in shown
+    assert re.search(r"static: measured, [\d.]+ % violations are to be expected, [\d.]+ to", shown)
     assert content["profile"]["hash"][:12] in shown
     assert len(list(plots.glob("*.png"))) == 2
 

@@ -319,9 +319,11 @@ def _service_moves(run: str, rows: pd.DataFrame, fault: GroupFault, remarks: lis
             remarks.append(
                 Remark("events", run, int(index), f"memcached: dropped: cores {cores!r} unknown")
             )
-        elif not moves or mask != moves[-1][1]:
-            # Before its first logged move memcached was where that move found it.
-            moves.append((time if moves else -np.inf, mask))
+        elif not moves:
+            # The first row is the controller's first act: until then nothing restricts memcached.
+            moves += [(-np.inf, mask | 0b0011), (time, mask)]
+        elif mask != moves[-1][1]:
+            moves.append((time, mask))
     return tuple(moves)
 
 
