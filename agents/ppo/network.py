@@ -5,7 +5,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from env.action import legal_edits, open_edits
+from env.action import CORES, KIND, can_serve, legal_edits, open_edits
+from env.codes import SERVICE
 from env.control import ControlState
 
 
@@ -89,6 +90,7 @@ class KnownMasks:
 
     def __init__(self, rows: npt.NDArray[np.int64]):
         self._rows = rows
+        self._service_sets = [int(row[CORES]) for row in rows if row[KIND] == SERVICE]
         self._known: dict[tuple[object, ...], npt.NDArray[np.float32]] = {}
 
     def penalty(self, control: ControlState) -> npt.NDArray[np.float32]:
@@ -98,11 +100,10 @@ class KnownMasks:
         :param control: a control row
         :return: float32[n_edits], 0 where an edit is legal and -inf where it is not
         """
-        held = control.now_s - control.grown_at_s < control.service_dwell_s
         places = tuple(control.desired_place)
         # This is all that `legal_edits` looks at.
         seen = (open_edits(control), tuple(control.state), places)
-        key = (*seen, control.desired_service, control.service, held)
+        key = (*seen, *[can_serve(control, cores) for cores in self._service_sets])
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self.LIMIT:

@@ -12,8 +12,10 @@ import torch
 
 import agents
 from agents.checkpoint import CHECKPOINT_FOLDER, METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
-from agents.ppo.network import MaskedNetwork
+from agents.ppo.network import KnownMasks, MaskedNetwork
 from agents.ppo.trained_policy import PPOPolicy
+from env.action import edit_table, legal_edits
+from env.control import ControlState
 from env.errors import InputError
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
@@ -224,3 +226,17 @@ def test_the_shipped_checkpoint_fits_the_shipped_scenario():
         pytest.skip("no checkpoint is shipped yet")
     policy = agents.make(shipped)
     policy.reset(SCENARIO)
+
+
+def test_a_known_mask_is_the_one_that_the_peaks_allow():
+    """memcached's smaller sets open and close with the last second's peaks, and nothing else."""
+    rows = edit_table(SCENARIO).rows.astype(object)
+    control = ControlState.initial(SCENARIO, dict.fromkeys(SCENARIO.job_names, 100.0))
+    masks, legal = KnownMasks(rows), [0.0] * len(rows)
+    seen = []
+    for control.peak_cpu_cores in (0.3, 1.4, 0.3):
+        legal_edits(control, rows, legal)
+        known = masks.penalty(control) == 0.0
+        assert known.tolist() == [value == 1.0 for value in legal]
+        seen.append(known.tolist())
+    assert seen[0] == seen[2] != seen[1]
