@@ -117,7 +117,8 @@ def must_climb(control):
     :param control: a control row (`env.control`)
     """
     level = control.guard_level
-    if level == PAUSED_ALL or (level >= REFUGE and control.now_s < control.guard_acquitted_s):
+    acquitted = control.now_s < control.guard_acquitted_s
+    if level == PAUSED_ALL or (acquitted and level >= harmless(control)):
         return False
     if control.now_s - control.guard_acted_s < (SETTLE_POLLS - 0.5) * control.period_s:
         return False
@@ -154,8 +155,20 @@ def acquit(control):
     """
     control.guard_acquitted_s = control.now_s + control.guard_back_off * control.interval_s
     control.guard_back_off = min(2.0 * control.guard_back_off, MOST_BACK_OFF)
-    control.guard_level = REFUGE
+    control.guard_level = harmless(control)
     control.guard_lowered_s = control.now_s
+
+
+def harmless(control):
+    """
+    The level that keeps no job from running, so that it may stand while jobs are not blamed.
+
+    That is `REFUGE`, but where the refuge is the whole machine: jobs that share nothing would wait
+    as long as it stood.
+
+    :param control: a control row (`env.control`)
+    """
+    return 0 if control.refuge == (1 << control.n_vcpus) - 1 else REFUGE
 
 
 def last_trouble_s(control):

@@ -19,6 +19,7 @@ callable_from_kernel(
     guard.must_climb,
     guard.climb,
     guard.acquit,
+    guard.harmless,
     guard.last_trouble_s,
     guard.kept_already,
     guard.kept_off,
@@ -100,6 +101,8 @@ def next_guard_s(h):
             _reaches_s(h.late_share, late, gone * limit, window_s),
             _reaches_s(h.late_lately, late, burn * limit, guard.LATELY_S),
         )
+        if guard.harmless(h) == 0:
+            at_s = max(at_s, h.guard_acquitted_s)
     elif level > 0 and late > limit and h.now_s < h.guard_acquitted_s:
         at_s = h.guard_acquitted_s
     elif level == guard.PAUSED_ALL and late > limit:

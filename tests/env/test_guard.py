@@ -204,6 +204,15 @@ def test_jobs_are_not_paused_for_what_they_do_not_cause() -> None:
     assert control.service == control.refuge
 
 
+def test_jobs_that_share_nothing_run_where_the_refuge_is_the_whole_machine() -> None:
+    """The load alone breaks the SLO, and at any level above 0 no vCPU is left to the jobs."""
+    control = guarded()
+    control.refuge = (1 << control.n_vcpus) - 1
+    control.desired_service, control.share_service_cores = 1, 0
+    ran = [control.state[0] == RUNNING for _ in polls(control, 1.0, 600.0)]
+    assert sum(ran) / len(ran) > 0.9
+
+
 def test_without_a_probe_the_run_delay_tells() -> None:
     """Figures of a VM with 16 vCPUs: 0.06 to 0.07 s a CPU second alone, 0.3 to 0.5 disturbed."""
     assert late_by_delay(0.07, 0.06) == late_by_delay(0.1, 0.06) == 0.0
