@@ -143,7 +143,7 @@ class Probe:
         :param limit_s: what is late [s]
         """
         count = late = 0
-        for due_s, late_s in reversed(self._records):
+        for due_s, late_s, _ in reversed(self._records):
             if due_s <= self._told_s:
                 break
             count += 1
