@@ -40,6 +40,7 @@ from deploy.records.recorder import (
 )
 from deploy.records.terminal import printable
 from env.errors import exit_on_bad_input
+from env.guard import LEVELS
 from env.inputs.commandline import OneLineParser
 from env.scenario import Scenario, profile_work_s
 
@@ -161,8 +162,8 @@ def _service(picture: Picture) -> RenderableType:
         style = "red" if p95_us > slo_us else "green"
         view.add_row("p95", Text(f"{p95_us:,.0f} µs, SLO {slo_us:g} µs", style))
     level = picture.guard_level
-    guard = f"level {level}" if level else "lets the policy be"
-    view.add_row("guard", Text(guard, "red" if level else "green"))
+    said = f"level {level}: {LEVELS[level]}"
+    view.add_row("guard", Text(said, "red" if level else "green"))
     if picture.rows:
         late = sum(row.p95_us > slo_us for row in picture.rows)
         spoiled = sum(row.spoiled for row in picture.rows)

@@ -62,7 +62,7 @@ JOB_PREFIX = "job_"
 FAILED_ATTEMPT = re.compile(r"attempt \d+ failed: ")
 """Begins what `failed_attempt` says. The course's log has no event of its own for it."""
 
-GUARD_STEP = re.compile(r"guard (?:up|down) to level (\d)")
+GUARD_STEP = re.compile(r"guard (?:up|down) to level ([0-4])")
 """Begins what the scheduler says when the SLO guard has climbed or come down (`env.guard`)."""
 
 RESUMED = "resumed"

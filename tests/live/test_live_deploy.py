@@ -22,6 +22,7 @@ from deploy.records.recorder import (
     PAGE_FILE,
     SAMPLES_FILE,
     SCENARIO_FILE,
+    guard_levels,
     read_events,
 )
 from deploy.records.run_report import read_report
@@ -246,6 +247,25 @@ def test_a_machine_whose_memcached_has_ended_is_not_reported_as_restored(
     assert jobs_ended(run) == ["dedup", "radix"]
     run.expect("is gone; all else is as it was found")
     assert read_report(run.report)["restored"] is False
+
+
+def test_what_the_guard_did_is_in_the_log_and_in_the_report(
+    deploy, server, scenario_file, groups_file
+):
+    path = scenario_file(dedup=LONG, radix=LONG)
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content["service"]["slo_us"] = 10.0  # no request is so quick
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    options = ("--policy", str(groups_file), "--scenario", str(path), "--probe")
+    run = deploy(*options, "--runtime", "process")
+    run.expect("guard up to level 4")
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    levels = guard_levels(read_events(run.report))
+    guard = read_report(run.report)["guard"]
+    assert max(level for _, level in levels) == 4
+    assert guard["steps"] >= 4
+    assert 0.0 < guard["share_of_time"] <= 1.0
 
 
 def test_a_killed_deployment_can_be_undone(deploy, server, scenario_file, groups_file):

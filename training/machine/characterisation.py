@@ -33,7 +33,7 @@ from rich.progress import (
 from rich.table import Table
 
 from deploy.linux.signals import interrupt_on_stop
-from env.errors import InputError, exit_on_bad_input
+from env.errors import InputError, exit_on_bad_input, fault
 from env.inputs.commandline import OneLineParser, number
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import Background, load_profile
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                         scenario, _mode_of(given), given.out, given.despite_load
                     )
                 except OSError as error:
-                    raise InputError(f"measuring failed: {error}") from error
+                    raise InputError(f"measuring failed: {fault(error)}") from error
     except KeyboardInterrupt:
         print(f"stopped; the same command goes on from {given.out}", file=sys.stderr)
         sys.exit(130)

@@ -23,7 +23,7 @@ import pandas as pd
 from deploy.jobs.runtimes import JobFailedError, RuntimeUnavailableError
 from deploy.load.generator import CONNECTIONS
 from env.allocation import Weight
-from env.errors import InputError
+from env.errors import InputError, fault
 from env.scenario import Job, Scenario
 from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
@@ -151,7 +151,7 @@ class Store:
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{folder}: cannot be used: {error}") from error
+            raise InputError(f"{folder}: cannot be used: {fault(error)}") from error
 
     def table(self, name: str) -> pd.DataFrame:
         """
