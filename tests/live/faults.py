@@ -22,6 +22,7 @@ from typing import Any
 import agents
 from agents.policy import Policy
 from deploy import assembly
+from deploy.jobs import containers
 from deploy.linux import sensors
 from deploy.linux.cgroups import JobGroup
 from env.allocation import JobState
@@ -146,6 +147,15 @@ def groups_cannot_be_made() -> None:
     JobGroup.create = create  # type: ignore[method-assign]
 
 
+def docker_is_given_a_second() -> None:
+    containers.CALL_LIMIT_S = 1
+
+
+def docker_is_given_a_second_and_the_policy_pauses() -> None:
+    docker_is_given_a_second()
+    policy_pauses_everything()
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -154,6 +164,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-return-garbage": sensors_return_garbage,
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
+    "docker-hangs": docker_is_given_a_second,
+    "docker-hangs-and-policy-pauses": docker_is_given_a_second_and_the_policy_pauses,
     "groups-cannot-be-made": groups_cannot_be_made,
 }
 

@@ -10,7 +10,7 @@ import time
 import docker
 import pytest
 
-from deploy.jobs.containers import PIDS_LIMIT
+from deploy.jobs.runtimes import PIDS_LIMIT
 from deploy.linux import service_process
 from deploy.records.recorder import EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE, read_events
 from deploy.records.run_report import read_report
