@@ -147,12 +147,12 @@ def groups_cannot_be_made() -> None:
     JobGroup.create = create  # type: ignore[method-assign]
 
 
-def docker_is_given_a_second() -> None:
-    containers.CALL_LIMIT_S = 1
+def docker_is_given_three_seconds() -> None:
+    containers.CALL_LIMIT_S = 3
 
 
-def docker_is_given_a_second_and_the_policy_pauses() -> None:
-    docker_is_given_a_second()
+def docker_is_given_three_seconds_and_the_policy_pauses() -> None:
+    docker_is_given_three_seconds()
     policy_pauses_everything()
 
 
@@ -164,8 +164,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-return-garbage": sensors_return_garbage,
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
-    "docker-hangs": docker_is_given_a_second,
-    "docker-hangs-and-policy-pauses": docker_is_given_a_second_and_the_policy_pauses,
+    "docker-hangs": docker_is_given_three_seconds,
+    "docker-hangs-and-policy-pauses": docker_is_given_three_seconds_and_the_policy_pauses,
     "groups-cannot-be-made": groups_cannot_be_made,
 }
 

@@ -1,5 +1,6 @@
 """Docker hangs in any of its calls: memcached is served, no job runs twice, the end is honest."""
 
+import contextlib
 import signal
 import tempfile
 import time
@@ -9,14 +10,15 @@ from pathlib import Path
 import docker
 import pytest
 
+from deploy.jobs.containers import LABEL
 from deploy.linux import service_process
-from tests.live.conftest import PATIENCE, assert_as_found, needs_docker
+from tests.live.conftest import PATIENCE, Deployment, assert_as_found, needs_docker
 from tests.live.hardship.docker_proxy import CALLS, HangingDocker, hanging
 
 pytestmark = needs_docker
 
-END_LIMIT_S = 30.0
-"""With Docker's time limit at 1 s (`impatient`)."""
+END_LIMIT_S = 60.0
+"""With Docker's time limit at 3 s."""
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def proxied(docker_daemon, call) -> Iterator[HangingDocker]:
 
 
 @pytest.fixture
-def begun(deploy, scenario_file, groups_file, proxied, call):
+def begun(proxied, deploy, scenario_file, groups_file, call):
     """A deployment that has met the hang; its second job fails, so that Docker is asked why."""
     scenario = scenario_file(dedup=["sleep", "2"], radix=["sh", "-c", "sleep 1; exit 3"])
     pauses = "docker-hangs-and-policy-pauses" if call in ("pause", "unpause") else "docker-hangs"
@@ -38,15 +40,28 @@ def begun(deploy, scenario_file, groups_file, proxied, call):
         *("--policy", str(groups_file), "--scenario", str(scenario), "--docker", proxied.url),
         program=("-m", "tests.live.faults", pauses),
     )
-    if call not in ("list", "unpause"):  # which the end and the guardian ask for
-        assert proxied.hung.wait(20.0 * PATIENCE), run.lines
-    else:
-        run.expect(r"s  dedup (start \[|pause)")
-    return run
+    try:
+        if call not in ("list", "unpause"):  # which the end and the guardian ask for
+            assert proxied.hung.wait(20.0 * PATIENCE), run.lines
+        else:
+            run.expect(r"s  dedup (start \[|pause)")
+        yield run
+    finally:
+        proxied.release()
 
 
 def everywhere(server) -> bool:
     return set(service_process.affinities(server.pid).values()) == {(0, 1)}
+
+
+def assert_no_container(url: str, run: Deployment) -> None:
+    """What a late daemon makes may be removed a moment later."""
+    ours = {"label": f"{LABEL}={run.nonce}"}
+    give_up_s = time.monotonic() + 5.0 * PATIENCE
+    with contextlib.closing(docker.DockerClient(base_url=url)) as client:
+        while left := client.api.containers(all=True, filters=ours):
+            assert time.monotonic() < give_up_s, left
+            time.sleep(0.05)
 
 
 EACH = [
@@ -71,25 +86,18 @@ def test_the_end_says_what_is_left_and_restore_ends_it(
     proxied.release()
     undo = deploy("--restore", "--docker", docker_daemon.url)
     assert undo.finish() == 0, undo.lines
-    client = docker.DockerClient(base_url=docker_daemon.url)
-    give_up_s = time.monotonic() + 5.0 * PATIENCE
-    while client.containers.list(all=True) and time.monotonic() < give_up_s:
-        time.sleep(0.05)
-    assert client.containers.list(all=True) == []
-    client.close()
+    assert_no_container(docker_daemon.url, begun)
     assert_as_found(server, begun)
 
 
 @pytest.mark.survival
 @pytest.mark.parametrize("call", ["create", "start", "inspect", "wait", "logs", "remove"])
 def test_a_hang_that_passes_costs_no_job_and_runs_none_twice(begun, server, docker_daemon, proxied):
-    time.sleep(2.5)
+    time.sleep(4.0)
     proxied.release()
     assert begun.finish() == 1, begun.lines
     assert begun.count("s  dedup end") == begun.count("s  radix end") == 1
     assert begun.count(r"s  dedup start \[") == 1, begun.lines
     assert begun.count(r"radix attempt \d failed: exit code 3") == 3, begun.lines
     assert_as_found(server, begun)
-    client = docker.DockerClient(base_url=docker_daemon.url)
-    assert client.containers.list(all=True) == []
-    client.close()
+    assert_no_container(docker_daemon.url, begun)
