@@ -67,8 +67,8 @@ def is_stuck_in_c() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
-def policy_pauses_everything() -> None:
-    """A second after the start it wants every job paused, which is its right."""
+def policy_pauses_everything(after_s: float = 1.0) -> None:
+    """Soon after the start it wants every job paused, which is its right."""
     make, begun_s = agents.make, time.monotonic()
 
     def pausing(name: Any) -> Policy:
@@ -77,7 +77,7 @@ def policy_pauses_everything() -> None:
 
         def do(telemetry: Any) -> Any:
             wanted = sound(telemetry)
-            if time.monotonic() - begun_s < 1.0:
+            if time.monotonic() - begun_s < after_s:
                 return wanted
             jobs = {one: replace(job, state=JobState.PAUSED) for one, job in wanted.jobs.items()}
             return replace(wanted, jobs=jobs)
@@ -153,7 +153,7 @@ def docker_is_given_three_seconds() -> None:
 
 def docker_is_given_three_seconds_and_the_policy_pauses() -> None:
     docker_is_given_three_seconds()
-    policy_pauses_everything()
+    policy_pauses_everything(after_s=5.0)
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -34,7 +34,8 @@ def proxied(docker_daemon, call) -> Iterator[HangingDocker]:
 @pytest.fixture
 def begun(proxied, deploy, scenario_file, groups_file, call):
     """A deployment that has met the hang; its second job fails, so that Docker is asked why."""
-    scenario = scenario_file(dedup=["sleep", "2"], radix=["sh", "-c", "sleep 1; exit 3"])
+    length_s = "20" if call in ("pause", "unpause") else "2"
+    scenario = scenario_file(dedup=["sleep", length_s], radix=["sh", "-c", "sleep 1; exit 3"])
     pauses = "docker-hangs-and-policy-pauses" if call in ("pause", "unpause") else "docker-hangs"
     run = deploy(
         *("--policy", str(groups_file), "--scenario", str(scenario), "--docker", proxied.url),
