@@ -67,9 +67,9 @@ def is_stuck_in_c() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
-def policy_pauses_everything(after_s: float = 1.0) -> None:
-    """Soon after the start it wants every job paused, which is its right."""
-    make, begun_s = agents.make, time.monotonic()
+def policy_pauses_everything() -> None:
+    """It wants every job paused as soon as it runs, which is its right."""
+    make = agents.make
 
     def pausing(name: Any) -> Policy:
         policy = make(name)
@@ -77,9 +77,10 @@ def policy_pauses_everything(after_s: float = 1.0) -> None:
 
         def do(telemetry: Any) -> Any:
             wanted = sound(telemetry)
-            if time.monotonic() - begun_s < after_s:
-                return wanted
-            jobs = {one: replace(job, state=JobState.PAUSED) for one, job in wanted.jobs.items()}
+            jobs = {
+                one: replace(job, state=JobState.PAUSED) if telemetry.jobs[one].cpu_s > 0.0 else job
+                for one, job in wanted.jobs.items()
+            }
             return replace(wanted, jobs=jobs)
 
         policy.decide = do  # type: ignore[method-assign]
@@ -153,7 +154,7 @@ def docker_is_given_three_seconds() -> None:
 
 def docker_is_given_three_seconds_and_the_policy_pauses() -> None:
     docker_is_given_three_seconds()
-    policy_pauses_everything(after_s=5.0)
+    policy_pauses_everything()
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -97,7 +97,7 @@ def test_a_hang_that_passes_costs_no_job_and_runs_none_twice(begun, server, dock
     time.sleep(4.0)
     proxied.release()
     assert begun.finish() == 1, begun.lines
-    assert begun.count("s  dedup end") == begun.count("s  radix end") == 1
+    assert begun.count(r"s  dedup end\b") == begun.count(r"s  radix end\b") == 1
     assert begun.count(r"s  dedup start \[") == 1, begun.lines
     assert begun.count(r"radix attempt \d failed: exit code 3") == 3, begun.lines
     assert_as_found(server, begun)
