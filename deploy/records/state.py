@@ -17,7 +17,7 @@ from typing import Any
 from deploy.linux.machine_lock import MachineLock, runtime_folder
 from deploy.linux.own_folder import OwnFolder
 from deploy.records.proof import prepare
-from env.errors import InputError
+from env.errors import InputError, os_reason
 
 STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
 NEW_FILE = f"{STATE_FILE}.new"
@@ -217,7 +217,8 @@ def read_state(folder: Path) -> State | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+        said = os_reason(error) if isinstance(error, OSError) else "no state that a loop writes"
+        raise InputError(f"{path}: damaged ({said})") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
 
