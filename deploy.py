@@ -9,8 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from deploy.safety import guardian
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """
@@ -20,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: 0 if all is well, 1 if a job or the restoring failed, 128 + signal if interrupted
     :raises SystemExit: with code 2 if what was given is wrong or the machine is not fit for it
     """
+    from deploy.safety import guardian
+
     gc.disable()  # until the loop starts: nothing that is imported is garbage
     # Forked first, so that it stays small; everything else is imported afterwards.
     watcher = guardian.spawn()
@@ -33,5 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Until something has to be undone, Ctrl-C ends it without a word, as other signals do.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

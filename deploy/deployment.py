@@ -22,7 +22,7 @@ from deploy.assembly import (
     steered,
     usable_hierarchy,
 )
-from deploy.linux import service_process
+from deploy.linux import oom, service_process
 from deploy.linux.cgroups import Hierarchy
 from deploy.linux.helpers import helper_command
 from deploy.linux.sensors import ServiceSensor
@@ -67,6 +67,7 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     """
     policy.reset(scenario)
     require(scenario, settings)
+    oom.spare()
     listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

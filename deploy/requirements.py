@@ -89,7 +89,8 @@ def groups(settings: Settings) -> Iterator[Finding]:
         yield Finding(OK, "control groups", f"version {hierarchy.version}, writable")
         return
     verdict = FAULT if settings.runtime == "docker" else WARNING
-    yield Finding(verdict, "control groups", "cannot be written by this user")
+    found = "cannot be written by this user; containers need them: sudo, or --runtime process"
+    yield Finding(verdict, "control groups", found)
 
 
 def docker_answers(settings: Settings) -> Iterator[Finding]:

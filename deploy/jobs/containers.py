@@ -17,11 +17,13 @@ from deploy.jobs.placement import GroupPlacement
 from deploy.jobs.runtimes import (
     LOG_BYTES,
     LOG_LINES,
+    PIDS_LIMIT,
     Attempt,
     Instance,
     JobFailedError,
     RuntimeUnavailableError,
 )
+from deploy.linux import oom
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
 from deploy.records import proof
 from env.allocation import Weight
@@ -36,10 +38,6 @@ CALL_LIMIT_S = 10
 LARGEST_FILE_MIB = 64
 """What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
 its proof, which is on the machine's disk and must not fill it."""
-
-PIDS_LIMIT = 1024
-"""Processes and threads of a container: no job comes near it, and one that forks without end must
-not take the numbers that memcached, the loop and Docker need."""
 
 OOM_EVENTS = {
     1: "/sys/fs/cgroup/memory/memory.oom_control",
@@ -166,6 +164,7 @@ class DockerRuntime:
             "mem_limit": f"{job.memory_mib}m",
             "memswap_limit": f"{job.memory_mib}m",
             "pids_limit": PIDS_LIMIT,
+            "oom_score_adj": oom.FIRST,
             "mounts": [
                 sdk().types.Mount(
                     proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"

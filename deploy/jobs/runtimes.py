@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deploy.jobs.placement import GroupPlacement, Placement, TaskPlacement, session_members
+from deploy.linux import oom
 from deploy.linux.cgroups import JobGroup, members
 from deploy.linux.service_process import identify, stat_fields
 from deploy.records import proof
@@ -34,6 +35,10 @@ LOG_LIMIT_KIB, LOG_WAIT_S = 64, 1.0
 
 CUT = f"only the last {LOG_LIMIT_KIB} KiB of its output are kept"
 HELD = "not known: what it has left running holds it open"
+
+PIDS_LIMIT = 1024
+"""Processes and threads of a job: none comes near it, and one that forks without end must not take
+the numbers that memcached, the loop and Docker need."""
 
 PID_FILE, LOG_FILE = "pid", "log"
 OUTPUT_FILE = "output"
@@ -199,7 +204,9 @@ class ProcessRuntime:
         assert process.stdin is not None
         try:
             if attempt.group is not None:
+                attempt.group.limit_processes(PIDS_LIMIT)
                 attempt.group.join(process.pid)
+            oom.sacrifice(process.pid)
             placement.set_weight(weight)
             placement.set_cores(cores)
             # Before it works: a loop that takes over must find it.
@@ -264,6 +271,8 @@ class ProcessRuntime:
 
     def remove(self, instance: Instance) -> None:
         """See `Runtime.remove`."""
+        if instance.attempt.group is not None:
+            _forbid_forks(instance.attempt.group)
         kill_all(lambda: self._members(instance))
         child = self._children.pop(instance.pid, None)
         if child is not None:
@@ -287,6 +296,7 @@ class ProcessRuntime:
         for pid in {pid for folder in folders if (pid := _recorded_pid(folder))}:
             left += kill_all(partial(session_members, pid))
         for group in groups:
+            _forbid_forks(group)
             left += kill_all(partial(members, group.hierarchy, group.path))
         if left:
             raise RuntimeUnavailableError(f"processes that cannot be killed: {left}")
@@ -313,6 +323,12 @@ class ProcessRuntime:
         for pid in self._members(instance):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def _forbid_forks(group: JobGroup) -> None:
+    """Nobody can be killed faster than some programs start others."""
+    with contextlib.suppress(OSError):  # it may be gone
+        group.limit_processes(0)
 
 
 def _recorded_pid(folder: Path) -> int:

@@ -22,7 +22,9 @@ from env.errors import InputError
 MOUNTS = Path("/proc/self/mounts")
 
 NEEDED = ("cpu", "cpuacct", "cpuset")
-"""Version 1's controllers that a job's group is made under."""
+"""Version 1's controllers that a job's group is made under, besides `PIDS` where there is one."""
+
+PIDS = "pids"
 
 DEFAULT_WEIGHT = {1: 1024, 2: 100}
 """What a group weighs that nobody touched; tasks outside of groups weigh the same."""
@@ -137,7 +139,9 @@ class JobGroup:
         :raises OSError: if the machine does not allow it
         """
         if self.hierarchy.version == 1:
-            for controller in NEEDED:
+            # memcached may be in a group of that name under some controllers only.
+            counts = self.hierarchy.mounts.get(PIDS, Path("/nowhere")) / str(self.path.parent)[1:]
+            for controller in (*NEEDED, *((PIDS,) if counts.exists() else ())):
                 self.hierarchy.folder(self.path, controller).mkdir(exist_ok=True)
             # A version 1 cpuset starts empty, and holds no process while it is.
             folder = self.hierarchy.folder(self.path, "cpuset")
@@ -221,6 +225,18 @@ class JobGroup:
         else:
             limit = "max" if quota_us is None else str(quota_us)
             _write(folder / "cpu.max", f"{limit} {QUOTA_PERIOD_US}")
+
+    def limit_processes(self, most: int) -> None:
+        """
+        Limit how many processes and threads the group may have, where the kernel counts them.
+
+        :param most: none of those that are there is ended
+        :raises OSError: if the group is gone
+        """
+        if PIDS in self.hierarchy.mounts:
+            limit = self.hierarchy.folder(self.path, PIDS) / "pids.max"
+            if limit.exists():
+                _write(limit, str(most))
 
     def cpu_s(self) -> float:
         """

@@ -3,7 +3,9 @@ How modules of this installation run in processes of their own.
 
 `python -m` looks for modules in the current folder first, where anybody may have put some, and
 programs may read their settings there. A helper looks where its parent has found its modules, and
-its current folder is the root folder: paths that it is given must be absolute.
+its current folder is the root folder: paths that it is given must be absolute. It is not spared by
+the kernel as its parent may be (`deploy.linux.oom`), and Ctrl-C ends it without a word unless it
+says otherwise.
 """
 
 import sys
@@ -13,9 +15,12 @@ INSTALLATION = Path(__file__).resolve().parents[2]
 """The folder that holds the packages `env`, `agents`, `training` and `deploy`."""
 
 PROGRAM = """\
-import sys
+import os, pathlib, runpy, signal, sys
 sys.path[:] = {path!r}
-import os, runpy
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from deploy.linux import oom
+oom.expose()
 os.chdir("/")
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """

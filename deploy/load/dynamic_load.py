@@ -15,7 +15,6 @@ has ended and its last request was answered. What the client took goes to standa
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from deploy.linux import realtime
 from deploy.linux.helpers import helper_command
 from deploy.linux.readiness import await_readable
+from deploy.linux.signals import interrupt_on_stop
 from deploy.load.generator import CONNECTIONS, COUNT, READY, START
 from deploy.load.keys import load_records
 from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
@@ -205,22 +205,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     arguments = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_stop()
     with exit_on_bad_input():
         trace = trace_of(arguments)
         realtime.require_cpu(arguments.cpu)
         host, port = arguments.memcached
-        load_records(host, port)
-        if arguments.scan is None:
-            targets = ", ".join(map(str, trace.targets))
-            print(f"Total number of intervals = {len(trace.targets)} ({targets})", flush=True)
-        client = Client(host, port, trace, arguments.cpu)
         try:
-            spoiled = serve(client)
-        except KeyboardInterrupt:
-            sys.exit(130)
-        finally:
-            client.stop()
+            load_records(host, port)
+            if arguments.scan is None:
+                targets = ", ".join(map(str, trace.targets))
+                print(f"Total number of intervals = {len(trace.targets)} ({targets})", flush=True)
+            client = Client(host, port, trace, arguments.cpu)
+            try:
+                spoiled = serve(client)
+            finally:
+                client.stop()
+        except KeyboardInterrupt as stop:
+            sys.exit(128 + int(stop.args[0]))
     length_s = len(trace.targets) * trace.interval_s
     print(
         f"client: generator {100 * client.cpu_s / length_s:.1f} % of vCPU {arguments.cpu}; "

@@ -29,7 +29,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from deploy.linux import realtime
+from deploy.linux import oom, realtime
 from deploy.linux.helpers import helper_command
 from deploy.linux.readiness import await_readable
 from deploy.load.keys import ANSWERED, RECORDS, get_request
@@ -427,6 +427,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     complaint = realtime.hold(arguments.cpu, PRIORITY)
     if complaint:
         print(f"coretide: probe: {complaint}", file=sys.stderr)
+    oom.spare()
     gc.disable()  # nothing here makes cycles, and a collection would be a pause
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         _Prober(host, port).run()

@@ -228,7 +228,7 @@ def read_state(folder: Path) -> State | None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {os_reason(error).lower()}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: damaged (it is not what a deployment writes)") from error
+        raise InputError(f"{path}: damaged (no state that a loop writes)") from error
     return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
 
 

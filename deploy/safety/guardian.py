@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.linux import machine_lock
+from deploy.linux import machine_lock, oom
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import STOPPING
 from deploy.records import terminal
@@ -235,6 +235,7 @@ def _reason(error: Exception) -> str:
 def _guard(reader: int) -> None:
     for number in STOPPING:  # they are for the loop
         signal.signal(number, signal.SIG_IGN)
+    oom.spare()
     state_file = _first_line(reader)
     if state_file is None:
         return

@@ -22,6 +22,7 @@ from typing import Any
 import agents
 from agents.policy import Policy
 from deploy import assembly
+from deploy.jobs import containers
 from deploy.linux import sensors
 from deploy.linux.cgroups import JobGroup
 from env.allocation import JobState
@@ -67,8 +68,8 @@ def is_stuck_in_c() -> None:
 
 
 def policy_pauses_everything() -> None:
-    """A second after the start it wants every job paused, which is its right."""
-    make, begun_s = agents.make, time.monotonic()
+    """It wants every job paused as soon as it runs, which is its right."""
+    make = agents.make
 
     def pausing(name: Any) -> Policy:
         policy = make(name)
@@ -76,9 +77,10 @@ def policy_pauses_everything() -> None:
 
         def do(telemetry: Any) -> Any:
             wanted = sound(telemetry)
-            if time.monotonic() - begun_s < 1.0:
-                return wanted
-            jobs = {one: replace(job, state=JobState.PAUSED) for one, job in wanted.jobs.items()}
+            jobs = {
+                one: replace(job, state=JobState.PAUSED) if telemetry.jobs[one].cpu_s > 0.0 else job
+                for one, job in wanted.jobs.items()
+            }
             return replace(wanted, jobs=jobs)
 
         policy.decide = do  # type: ignore[method-assign]
@@ -146,6 +148,15 @@ def groups_cannot_be_made() -> None:
     JobGroup.create = create  # type: ignore[method-assign]
 
 
+def docker_is_given_three_seconds() -> None:
+    containers.CALL_LIMIT_S = 3
+
+
+def docker_is_given_three_seconds_and_the_policy_pauses() -> None:
+    docker_is_given_three_seconds()
+    policy_pauses_everything()
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -154,6 +165,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-return-garbage": sensors_return_garbage,
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
+    "docker-hangs": docker_is_given_three_seconds,
+    "docker-hangs-and-policy-pauses": docker_is_given_three_seconds_and_the_policy_pauses,
     "groups-cannot-be-made": groups_cannot_be_made,
 }
 

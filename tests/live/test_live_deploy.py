@@ -14,7 +14,7 @@ import docker
 import pytest
 import yaml
 
-from deploy.jobs.containers import PIDS_LIMIT
+from deploy.jobs.runtimes import PIDS_LIMIT
 from deploy.linux import service_process
 from deploy.records.client_join import read_client
 from deploy.records.recorder import (

@@ -1,0 +1,1 @@
+"""Jobs, neighbours and daemons that behave badly: the loop goes on, and memcached is served."""
