@@ -9,6 +9,7 @@ from deploy.jobs.runtimes import Runtime
 from deploy.linux.cgroups import JobGroup
 from deploy.records.recorder import SCHEDULER, Recorder
 from deploy.records.state import State, StateFolder
+from env.allocation import JobAllocation
 
 
 @dataclass
@@ -22,7 +23,7 @@ class JobContext:
     :param state: what is kept there
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens
-    :param cores: the scenario's vCPUs, where attempts wait at their gates
+    :param ahead: vCPUs and weight that attempts are made ahead with
     """
 
     runtime: Runtime
@@ -31,7 +32,7 @@ class JobContext:
     state: State
     group_for: Callable[[str], JobGroup] | None
     recorder: Recorder
-    cores: tuple[int, ...]
+    ahead: JobAllocation
     unsaved: bool = False
 
     @property

@@ -364,14 +364,10 @@ class JobRun:
             self._put_off("starting", "the state cannot be written", now_s)
             return
         late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
-        wanted = self.wanted
-        if self.decided_s is None:
-            # Without a group a user may not take a process out of the background again.
-            weight = Weight.NORMAL if self._group is None else Weight.BACKGROUND
-            wanted = JobAllocation(cores=self._context.cores, weight=weight)
-        self._submit("starting", self._start, now_s, attempt, wanted, late)
+        place = self._context.ahead if self.decided_s is None else self.wanted
+        self._submit("starting", self._start, now_s, attempt, place, late)
 
-    def _start(self, attempt: Attempt, wanted: JobAllocation, late: bool) -> Instance:
+    def _start(self, attempt: Attempt, place: JobAllocation, late: bool) -> Instance:
         """Runs in the worker: make an attempt, unless a call that seemed to fail has done so."""
         runtime = self._context.runtime
         found = runtime.find(attempt)
@@ -383,7 +379,7 @@ class JobRun:
             raise JobFailedError(f"not started within {UNAVAILABLE_LIMIT_S:g} s")
         self._asked = True
         gate.make(attempt.folder)
-        return runtime.start(attempt, wanted.cores, wanted.weight)
+        return runtime.start(attempt, place.cores, place.weight)
 
     def _let_through(self, instance: Instance) -> None:
         """Open the gate, and look at later polls whether the job has begun."""

@@ -11,7 +11,7 @@ nobody who competes with memcached is on its vCPUs.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.jobs.job_context import JobContext
@@ -62,8 +62,11 @@ class Actuator:
         recorder: Recorder,
     ):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        cores = tuple(range(scenario.machine.vcpus))
-        self._context = JobContext(runtime, self._worker, folder, state, group_for, recorder, cores)
+        self._vcpus = tuple(range(scenario.machine.vcpus))
+        self._has_groups = group_for is not None
+        self._context = JobContext(
+            runtime, self._worker, folder, state, group_for, recorder, self._ahead(())
+        )
         self.state = state
         self.jobs = {
             job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._context)
@@ -144,6 +147,7 @@ class Actuator:
         self._begun = True
         old, new = set(self._service_written), set(allocation.service_cores)
         self._service_wanted = tuple(allocation.service_cores)
+        self._context.ahead = self._ahead(allocation.service_cores)
         if old and new - old and old - new:
             self._write_service(tuple(sorted(old | new)))
         elif new - old:
@@ -215,6 +219,19 @@ class Actuator:
         self._worker.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
             run.close()
+
+    def _ahead(self, service_cores: Sequence[int]) -> JobAllocation:
+        """
+        Where attempts are made ahead: apart from memcached, else in the background.
+
+        On a machine that is busy the idle class may not run for seconds, and the worker with it.
+        """
+        apart = tuple(core for core in self._vcpus if core not in service_cores)
+        if apart:
+            return JobAllocation(cores=apart)
+        # Without groups a user may not take a process out of the background again.
+        weight = Weight.BACKGROUND if self._has_groups else Weight.NORMAL
+        return JobAllocation(cores=self._vcpus, weight=weight)
 
     def _look_at_all(self) -> None:
         """Something has happened: any job may have to change."""
