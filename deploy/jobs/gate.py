@@ -53,7 +53,7 @@ def let_through(folder: Path, threads: int) -> bool:
     :param folder: the attempt's folder
     :param threads: the job's thread count
     :return: whether the wrapper has passed
-    :raises OSError: if there is no gate
+    :raises OSError: if there is no gate, or it is not known whether the wrapper has passed
     """
     if proof.begun(folder):
         return True

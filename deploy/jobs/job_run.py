@@ -226,7 +226,8 @@ class JobRun:
             if wanted.quota != now.quota:
                 place.set_quota(wanted.quota)
                 self._note_written(quota=wanted.quota)
-            self._complaint = ""
+            if self._written != now:
+                self._complaint = ""
         except (OSError, ValueError) as error:
             self._complain(f"cannot be placed: {error}")
             return
@@ -326,7 +327,7 @@ class JobRun:
         """Give what was kept open back; the job itself goes on."""
         call = self._call
         if call is not None and call.what == "starting" and _has_result(call.future):
-            self.instance, self._call = call.future.result(), None
+            (self.instance, _), self._call = call.future.result(), None
         instance = self.instance
         if instance is not None and instance.placement is not None:
             instance.placement.close()
@@ -341,7 +342,7 @@ class JobRun:
         if instance is None:
             return
         if self._ended:
-            self._submit("ending", runtime.outcome, now_s, instance)
+            self._submit("ending", self._outcome, now_s, instance)
         elif self._doubted:
             self._submit("looking", runtime.paused, now_s, instance)
         elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None and self._passed:
@@ -367,19 +368,28 @@ class JobRun:
         place = self._context.ahead if self.decided_s is None else self.wanted
         self._submit("starting", self._start, now_s, attempt, place, late)
 
-    def _start(self, attempt: Attempt, place: JobAllocation, late: bool) -> Instance:
-        """Runs in the worker: make an attempt, unless a call that seemed to fail has done so."""
+    def _outcome(self, instance: Instance) -> tuple[bool, int, str]:
+        """Runs in the worker: whether what has ended had begun, and what `Runtime.outcome` says."""
+        code, output = self._context.runtime.outcome(instance)
+        return begun(instance.attempt.folder), code, output
+
+    def _start(self, attempt: Attempt, place: JobAllocation, late: bool) -> tuple[Instance, bool]:
+        """
+        Runs in the worker: make an attempt, unless a call that seemed to fail has done so.
+
+        Returns whether it has begun, too, which one of a loop before us may have.
+        """
         runtime = self._context.runtime
         found = runtime.find(attempt)
         if found is not None and (found.pid or exit_code(attempt.folder) is not None):
-            return found
+            return found, begun(attempt.folder)
         if found is not None:
             runtime.remove(found)
         if late:
             raise JobFailedError(f"not started within {UNAVAILABLE_LIMIT_S:g} s")
         self._asked = True
         gate.make(attempt.folder)
-        return runtime.start(attempt, place.cores, place.weight)
+        return runtime.start(attempt, place.cores, place.weight), False
 
     def _let_through(self, instance: Instance) -> None:
         """Open the gate, and look at later polls whether the job has begun."""
@@ -390,7 +400,7 @@ class JobRun:
             self._passed = gate.let_through(folder, record.threads)
         except OSError as error:
             self._complain(f"its gate does not open: {error}")
-        if self._passed and record.begun_s is None:
+        if self._passed and record.attempts == 1 and record.begun_s is None:
             self._note_begun(folder)
 
     def _note_opening(self, instance: Instance) -> bool:
@@ -443,7 +453,7 @@ class JobRun:
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
         if call.what == "starting":
-            self._note_made(result, now_s)
+            self._note_made(now_s, *result)
         elif call.what == "pausing":
             self._paused_at_s = now_s
             self._note_change("pause")
@@ -477,9 +487,9 @@ class JobRun:
     def _away_for_s(self, now_s: float) -> float:
         return 0.0 if self._away_since_s is None else now_s - self._away_since_s
 
-    def _note_made(self, instance: Instance, now_s: float) -> None:
+    def _note_made(self, now_s: float, instance: Instance, has_begun: bool) -> None:
         self.instance, self._ended, self._asked = instance, instance.pid == 0, False
-        if begun(instance.attempt.folder):  # for a loop before us
+        if has_begun:
             self.record.opened, self.record.key = True, instance.key
             self.adopt(instance, False, now_s)
             self._context.save()
@@ -489,8 +499,8 @@ class JobRun:
             self.record.paused_s += now_s - self._paused_at_s
             self._paused_at_s = None
 
-    def _note_ended(self, now_s: float, code: int, output: str) -> None:
-        if self.instance is not None and not begun(self.instance.attempt.folder):
+    def _note_ended(self, now_s: float, had_begun: bool, code: int, output: str) -> None:
+        if not had_begun:
             self._note_lost(now_s, f"exit code {code}; last output: {output or 'none'}")
             return
         if code != 0:

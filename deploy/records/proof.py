@@ -112,15 +112,13 @@ def wrapped(commands: Mapping[int, Sequence[str]], file: str, events: str, gate:
 
 def begun(folder: Path) -> bool:
     """
-    Whether an attempt has passed its gate, as far as anybody can know.
+    Whether an attempt has passed its gate.
 
     :param folder: the attempt's folder
+    :raises OSError: if its proof cannot be read
     """
-    try:
-        with proof_file(folder).open("rb") as file:
-            return file.read(len(NOT_YET)) != NOT_YET.encode()
-    except OSError:
-        return True
+    with proof_file(folder).open("rb") as file:
+        return file.read(len(NOT_YET)) != NOT_YET.encode()
 
 
 def exit_code(folder: Path) -> int | None:

@@ -209,7 +209,7 @@ def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
     run = actuator.jobs["dedup"]
     assert run.busy
     wait([run._call.future], timeout=20.0 * PATIENCE)
-    instance = run._call.future.result()
+    instance, _ = run._call.future.result()
     actuator.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(instance.ended)

@@ -46,6 +46,15 @@ def wait_until(condition, limit_s=20.0):
         time.sleep(0.002)
 
 
+def is_waited_at(folder):
+    """Whether a wrapper has come to its gate."""
+    try:
+        os.close(os.open(gate.gate_file(folder), os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
 # --- the gate itself --------------------------------------------------------------------------
 
 
@@ -102,10 +111,12 @@ def test_whoever_opens_the_gate_and_says_nothing_lets_nobody_through(waiting, tm
 
 def test_opening_it_again_and_again_starts_one_job(waiting, tmp_path):
     process = waiting(["sh"])
+    wait_until(lambda: is_waited_at(tmp_path))
     os.kill(process.pid, signal.SIGSTOP)  # it does not read what is written
     for _ in range(20_000):  # more than the pipe holds, and nobody is blocked
-        assert not gate.let_through(tmp_path, 1)
+        gate.let_through(tmp_path, 1)
     os.kill(process.pid, signal.SIGCONT)
+    gate.await_passage(tmp_path, 1)
     said, _ = process.communicate(timeout=10.0 * PATIENCE)
     assert said.count(b"a b\0") == 1
     assert gate.let_through(tmp_path, 1)
@@ -201,16 +212,7 @@ def made_ahead(actuators):
 
 def at_its_gate(run):
     """Wait until the wrapper has come there, which takes it a millisecond."""
-    path = gate.gate_file(run.instance.attempt.folder)
-
-    def can_be_written():
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:
-            return False
-        return True
-
-    wait_until(can_be_written)
+    wait_until(lambda: is_waited_at(run.instance.attempt.folder))
 
 
 def sleeps(run):
