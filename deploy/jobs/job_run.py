@@ -145,7 +145,7 @@ class JobRun:
     @property
     def in_turn(self) -> bool:
         """Whether the runtime is making or removing an attempt of the job."""
-        return self._call is not None and self._call.what in ("starting", "removing")
+        return self._call is not None and self._call.what in ("making", "removing")
 
     def needs_turn(self, now_s: float) -> bool:
         """
@@ -326,7 +326,7 @@ class JobRun:
     def close(self) -> None:
         """Give what was kept open back; the job itself goes on."""
         call = self._call
-        if call is not None and call.what == "starting" and _has_result(call.future):
+        if call is not None and call.what == "making" and _has_result(call.future):
             (self.instance, _), self._call = call.future.result(), None
         instance = self.instance
         if instance is not None and instance.placement is not None:
@@ -345,7 +345,9 @@ class JobRun:
             self._submit("ending", self._outcome, now_s, instance)
         elif self._doubted:
             self._submit("looking", runtime.paused, now_s, instance)
-        elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None and self._passed:
+        elif not self.record.opened:
+            return  # there is nothing to pause or to resume
+        elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None:
             self._submit("pausing", runtime.pause, now_s, instance)
         elif self.wanted.state == JobState.RUNNING and self._paused_at_s is not None:
             self._submit("resuming", runtime.resume, now_s, instance)
@@ -358,22 +360,22 @@ class JobRun:
             self.make_group()
             attempt = self.attempt(self.record.attempts)
         except OSError as error:
-            self._put_off("starting", f"no place to run: {error}", now_s)
+            self._put_off("making", f"no place to run: {error}", now_s)
             return
         self._context.save()
         if self._context.unsaved:  # a loop that takes over must know of it
-            self._put_off("starting", "the state cannot be written", now_s)
+            self._put_off("making", "the state cannot be written", now_s)
             return
         late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
         place = self._context.ahead if self.decided_s is None else self.wanted
-        self._submit("starting", self._start, now_s, attempt, place, late)
+        self._submit("making", self._make, now_s, attempt, place, late)
 
     def _outcome(self, instance: Instance) -> tuple[bool, int, str]:
         """Runs in the worker: whether what has ended had begun, and what `Runtime.outcome` says."""
         code, output = self._context.runtime.outcome(instance)
         return begun(instance.attempt.folder), code, output
 
-    def _start(self, attempt: Attempt, place: JobAllocation, late: bool) -> tuple[Instance, bool]:
+    def _make(self, attempt: Attempt, place: JobAllocation, late: bool) -> tuple[Instance, bool]:
         """
         Runs in the worker: make an attempt, unless a call that seemed to fail has done so.
 
@@ -415,7 +417,7 @@ class JobRun:
         self._context.save()
         if self._context.unsaved:  # a loop that takes over must know of it
             vars(record).update(vars(before))
-            self._put_off("starting", "the state cannot be written", now_s)
+            self._put_off("opening", "the state cannot be written", now_s)
             return False
         self._pause_s, self._away_since_s = FIRST_PAUSE_S, None
         if self._group is not None and instance.placement is not None:
@@ -452,7 +454,7 @@ class JobRun:
             self._put_off(call.what, f"{type(error).__name__}: {error}", now_s)
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
-        if call.what == "starting":
+        if call.what == "making":
             self._note_made(now_s, *result)
         elif call.what == "pausing":
             self._paused_at_s = now_s
@@ -481,7 +483,7 @@ class JobRun:
         if what == "removing":
             self._to_remove = None
             self._context.note(self.job.name, "its remains could not be removed")
-        elif what in ("starting", "ending"):
+        elif what in ("making", "opening", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
     def _away_for_s(self, now_s: float) -> float:
