@@ -220,7 +220,7 @@ def readers() -> list[FileReader]:
     problem = {SCENARIO_FILE: run[SCENARIO_FILE]}
     state = State("0" * 12, "cca-2025", "docker", "unix:///x", 1.0)
     state.service = ServiceRecord(1, 1, {1: (0, 1)}, Program((0, 0, 0, 0), "/usr/bin/memcached"))
-    state.jobs = {name: JobRecord(attempts=1, key="k") for name in scenario.job_names}
+    state.jobs = {name: JobRecord(attempts=1, opened=True, key="k") for name in scenario.job_names}
     kinds: list[tuple[str, str, Sequence[bytes], Callable[[Path], object], dict[str, bytes]]] = [
         ("scenario", "mine.yaml", _contents(SCENARIO_FOLDER), _of("mine.yaml", load_scenario), {}),
         ("profile", "mine.yaml", _contents(PROFILE_FOLDER), _of("mine.yaml", load_profile), {}),
@@ -285,7 +285,7 @@ def _run_files(scenario: Scenario) -> dict[str, bytes]:
         ]
         stamps = ["Timestamp start: 1700000000000", "Timestamp end: 1700000009000"]
         (folder / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, *stamps, ""]))
-        jobs_done = {"vips": run_report.JobOutcome(0, 0.1, 2.0, 0.0, 0)}
+        jobs_done = {"vips": run_report.JobOutcome(0, 0.1, 0.1, 0.1, 2.0, 0.0, 0)}
         cost = run_report.LoopCost(25.0, 0, 1.0, 50.0)
         outcome = run_report.Outcome("static", 3.0, jobs_done, 5, 0, cost, True)
         intervals = run_report.load_intervals(folder)

@@ -271,8 +271,9 @@ def actuations(
         job = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
         actuator.apply(Allocation((0,), {JOBS[0]: job}))
         run = actuator.jobs[JOBS[0]]
-        while run.instance is None:
+        while not run.settled:
             machine.advance(machine.now_s)
+        assert run.instance is not None
         for turn in range(count):
             cores, weight = ((0, 1), Weight.BACKGROUND) if turn % 2 else ((1,), Weight.NORMAL)
             moved = JobAllocation(JobState.RUNNING, cores, weight, 1)

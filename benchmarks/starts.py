@@ -3,10 +3,10 @@ What starting containers costs memcached, by Docker's control group and by rests
 
     sudo .venv/bin/python -m benchmarks.starts
 
-The local scenario's jobs are started one after the other, at background weight, beside memcached
-under a constant load. Docker outside of any group, as it starts, in its group, in its group with
-the actuator's rests after each start, and in a group of the least weight take turns. The experiment
-behind a section of docs/decisions.md.
+The local scenario's jobs are made one after the other, at background weight, beside memcached under
+a constant load, and wait at their gates, which are then opened at once. Docker outside of any
+group, as it starts, in its group, in its group with the actuator's rests after each container, and
+in a group of the least weight take turns. The experiment behind a section of docs/decisions.md.
 """
 
 import argparse
@@ -16,10 +16,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from deploy.engines import daemon, memcached
 from deploy.engines.images import ensure_stress_image
 from deploy.engines.memcached import Memcached
+from deploy.jobs import gate
 from deploy.jobs.containers import DockerRuntime, connect
 from deploy.jobs.runtimes import Attempt
 from deploy.linux import realtime
@@ -38,10 +40,13 @@ from env.simulator.load import LoadTrace
 from training.machine.testbed import require_running
 
 CALM_S = 4.0
-"""Of load, before the first start."""
+"""Of load, before the first container."""
+
+OPENING_S = 1.0
+"""From the first gate's opening on: the jobs begin."""
 
 LOAD_S = 60.0
-"""Of load in all, which is more than the starts take."""
+"""Of load in all, which is more than making takes."""
 
 
 def p95_us(client: Client, start_s: float, end_s: float) -> float:
@@ -59,14 +64,15 @@ def turn(
     server: Memcached, runtime: DockerRuntime, jobs: Sequence[Job], qps: int, rest: float
 ) -> str:
     """
-    Start all jobs once.
+    Make and start all jobs once.
 
     :param server: a running memcached
-    :param runtime: who starts them
-    :param jobs: what is started
+    :param runtime: who makes them
+    :param jobs: what is made
     :param qps: the load meanwhile [requests/s]
-    :param rest: pause after each start, in multiples of what the start took
-    :return: p95 before and meanwhile, and how long it took, in words
+    :param rest: pause after each container, in multiples of what it took
+    :return: p95 before, while containers are made and while gates are opened, and how long that
+        took, in words
     """
     beside = job_groups_beside(find_hierarchy(), server.pid)
     trace = LoadTrace.explicit([qps], LOAD_S)
@@ -83,21 +89,31 @@ def turn(
             place = folder / job.name
             place.mkdir()
             proof.prepare(place)
-            attempt = Attempt(job, 1, job.threads[0], place, group)
+            gate.make(place)
             asked_s = time.monotonic()
-            instance = runtime.start(attempt, (0, 1), Weight.BACKGROUND)
+            instance = runtime.start(Attempt(job, 1, place, group), (0, 1), Weight.BACKGROUND)
             require_running(runtime, instance)
             stack.callback(os.close, instance.ended)
             stack.callback(runtime.remove, instance)
             time.sleep(rest * (time.monotonic() - asked_s))
             client.probe.poll()  # its pipe holds four seconds
-        ended_s = time.monotonic()
+        made_s = time.monotonic()
+        delays_ms = []
+        for job in jobs:
+            asked_s = time.monotonic()
+            gate.await_passage(folder / job.name, job.threads[0])
+            delays_ms.append(1e3 * (time.monotonic() - asked_s))
+        ended_s = made_s + OPENING_S
+        time.sleep(max(0.0, ended_s - time.monotonic()))
         while client.probe.known_until_s < ended_s:
             client.probe.poll()
         calm_us = p95_us(client, begun_s - CALM_S / 2.0, begun_s)
-        meanwhile_us = p95_us(client, begun_s, ended_s)
-        took_s = ended_s - begun_s
-    return f"p95 {calm_us:.0f} us before, {meanwhile_us:.0f} us in {took_s:.1f} s of starts"
+        making_us, opening_us = p95_us(client, begun_s, made_s), p95_us(client, made_s, ended_s)
+    return (
+        f"p95 {calm_us:.0f} us before, {making_us:.0f} us in {made_s - begun_s:.1f} s of making, "
+        f"{opening_us:.0f} us in the second of opening; a gate takes "
+        f"{median(delays_ms):.1f} ms, {max(delays_ms):.1f} at most"
+    )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,5 +1,5 @@
 """
-Jobs as Docker containers: no network, read-only, no capabilities, nothing mounted but the proof.
+Jobs as Docker containers: no network, read-only, no capabilities, only proof and gate mounted.
 
 Docker is asked to create, start, pause, unpause and remove; pausing only ever goes through it,
 because it loses track of containers that somebody else froze. vCPUs and weight are written
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.jobs import gate
 from deploy.jobs.placement import GroupPlacement
 from deploy.jobs.runtimes import (
     LOG_BYTES,
@@ -168,7 +169,13 @@ class DockerRuntime:
             "mounts": [
                 sdk().types.Mount(
                     proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"
-                )
+                ),
+                sdk().types.Mount(
+                    gate.MOUNTED_AT,
+                    str(gate.gate_file(attempt.folder)),
+                    type="bind",
+                    read_only=True,
+                ),
             ],
             "log_config": sdk().types.LogConfig(
                 type="json-file", config={"max-size": "1m", "max-file": "1"}
@@ -182,11 +189,8 @@ class DockerRuntime:
             limits |= {"read_only": True, "cap_drop": ["ALL"], "ulimits": [file_size]}
             limits["tmpfs"] = {"/tmp": f"size={LARGEST_FILE_MIB}m"}
             place = {"working_dir": "/tmp"}
-        command = proof.wrapped(
-            job.launch_command(attempt.threads),
-            proof.MOUNTED_AT,
-            OOM_EVENTS[self._hierarchy.version],
-        )
+        events = OOM_EVENTS[self._hierarchy.version]
+        command = attempt.wrapped(proof.MOUNTED_AT, events, gate.MOUNTED_AT)
         return api.create_container(
             job.image,
             entrypoint=command[:1],

@@ -4,27 +4,37 @@ One job on its way through its attempts: what it should have, what it has, what 
 The loop's thread owns everything here. What may block is handed to a single worker thread, one
 call per job at a time; its result is picked up at a later poll. What failed is tried
 again after a pause.
+
+An attempt is made ahead and waits at its gate (`deploy.jobs.gate`). The loop opens that itself once
+the start is decided and written down; up to there the job counts as not started.
 """
 
 import contextlib
 import math
 import os
+import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, Runtime, RuntimeUnavailableError
+from deploy.jobs import gate
+from deploy.jobs.job_context import JobContext
+from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, RuntimeUnavailableError
 from deploy.linux.cgroups import JobGroup
-from deploy.records.proof import exit_code
-from deploy.records.recorder import SCHEDULER, Recorder, failed_attempt
-from deploy.records.state import JobRecord, State, StateFolder
+from deploy.records.proof import begun, exit_code, proof_file
+from deploy.records.recorder import failed_attempt
+from deploy.records.state import JobRecord
 from env.allocation import JobAllocation, JobState, Weight
 from env.errors import fault
 from env.scenario import Job
 
 RETRIES = 3
 """How many failed attempts are followed by another one."""
+
+SPARES = 3
+"""How many attempts may die at their gate and be made anew without having failed."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 """Pause before something that failed is tried again; it doubles each time."""
@@ -38,47 +48,6 @@ attempt must first say that it does not run, however long that takes: no job run
 
 GIVEN_UP = 125
 """Exit code of a job that never ran."""
-
-
-@dataclass
-class JobContext:
-    """
-    What all jobs of a deployment share.
-
-    :param runtime: starts and ends them
-    :param worker: a single thread, for calls that block
-    :param folder: holds state and proofs
-    :param state: what is kept there
-    :param group_for: makes a job's control group; None where groups cannot be written
-    :param recorder: is told what happens
-    """
-
-    runtime: Runtime
-    worker: Executor
-    folder: StateFolder
-    state: State
-    group_for: Callable[[str], JobGroup] | None
-    recorder: Recorder
-    unsaved: bool = False
-
-    def note(self, job: str, detail: str) -> None:
-        """
-        Record something out of the ordinary.
-
-        :param job: a job's name, `MEMCACHED` or `SCHEDULER`
-        :param detail: what happened, in words
-        """
-        self.recorder.event("custom", job, detail=detail)
-
-    def save(self) -> None:
-        """Write the state; a full disk is reported once, and does not stop the loop."""
-        try:
-            self.folder.save(self.state)
-            self.unsaved = False
-        except OSError as error:
-            if not self.unsaved:
-                self.note(SCHEDULER, f"state not written, nothing new is begun: {fault(error)}")
-            self.unsaved = True
 
 
 @dataclass(frozen=True)
@@ -117,12 +86,14 @@ class JobRun:
         self.wanted = JobAllocation()
         self.instance: Instance | None = None
         self.changes = 0
+        self.decided_s: float | None = None  # since when the next start is wanted
         self._context = context
         self._group: JobGroup | None = None
         self._written = _Written()
         self._paused_at_s: float | None = None
         self._doubted = False  # the guardian may have resumed the job
-        self._ended = False
+        self._passed = self._ended = False  # the attempt: its gate, its life
+        self._spares = SPARES
         self._to_remove: Instance | None = None
         self._call: _Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
@@ -152,27 +123,30 @@ class JobRun:
         """Whether the machine is as wanted, and nothing is left to be done about it."""
         if self.busy or self._doubted or self._ended:
             return False
-        if self.record.exit_code is not None or self.wanted.state == JobState.PENDING:
+        if self.record.exit_code is not None:
             return True
+        if self.decided_s is None:
+            return not self._to_be_made
         wanted = _Written(self.wanted.cores, self.wanted.weight, self.wanted.quota)
         return (
-            self.instance is not None
+            self._passed
             and self._written == wanted
             and (self._paused_at_s is not None) == (self.wanted.state == JobState.PAUSED)
         )
 
     def cpu_s(self) -> float:
         """CPU seconds this attempt has used; the last good reading where there is no new one."""
-        if self.instance is not None and self.instance.placement is not None:
+        instance = self.instance
+        if instance is not None and instance.placement is not None and self.record.opened:
             # Without a new reading the last one stays.
             with contextlib.suppress(OSError, ValueError):
-                self._cpu_s = self.instance.placement.cpu_s() - self._cpu_before_s
+                self._cpu_s = instance.placement.cpu_s() - self._cpu_before_s
         return self._cpu_s
 
     @property
     def in_turn(self) -> bool:
         """Whether the runtime is making or removing an attempt of the job."""
-        return self._call is not None and self._call.what in ("starting", "removing")
+        return self._call is not None and self._call.what in ("making", "removing")
 
     def needs_turn(self, now_s: float) -> bool:
         """
@@ -182,8 +156,13 @@ class JobRun:
         """
         if self._call is not None or now_s < self._retry_at_s:
             return False
-        idle = self.instance is None and self.record.exit_code is None
-        return self.removes_next or (idle and self.wanted.state == JobState.RUNNING)
+        return self.removes_next or self._to_be_made
+
+    @property
+    def _to_be_made(self) -> bool:
+        """Whether there is an attempt to be made, ahead or because its start is decided."""
+        due = self.decided_s is not None or self._spares > 0
+        return due and self.instance is None and self.record.exit_code is None
 
     @property
     def removes_next(self) -> bool:
@@ -205,6 +184,16 @@ class JobRun:
 
     # --- what is to be done ---
 
+    def want(self, wanted: JobAllocation) -> None:
+        """
+        Have the job as wanted: what can be written directly is, and a gate is opened.
+
+        :param wanted: not pending
+        """
+        self.wanted = wanted
+        if wanted.state == JobState.RUNNING and self.decided_s is None:
+            self.decided_s = self._context.now_s
+
     def note_end(self) -> None:
         """The attempt's first process has ended."""
         self._ended = True
@@ -215,7 +204,7 @@ class JobRun:
         self._doubted = self._paused_at_s is not None
 
     def write(self) -> None:
-        """Write weight, quota and vCPUs directly, if they differ from what was written."""
+        """Write weight, quota and vCPUs directly where they differ, then open the gate if due."""
         instance, wanted, now = self.instance, self.wanted, self._written
         if instance is None or instance.placement is None or self._ended:
             return
@@ -230,16 +219,21 @@ class JobRun:
             if wanted.cores != now.cores:
                 place.set_cores(wanted.cores)
                 self._note_written(cores=wanted.cores)
-                self._context.recorder.event("update_cores", self.job.name, wanted.cores)
+                if self.record.opened:
+                    self._context.recorder.event("update_cores", self.job.name, wanted.cores)
             if wanted.weight != self._written.weight:
                 place.set_weight(wanted.weight)
                 self._note_written(weight=wanted.weight)
             if wanted.quota != now.quota:
                 place.set_quota(wanted.quota)
                 self._note_written(quota=wanted.quota)
-            self._complaint = ""
+            if self._written != now:
+                self._complaint = ""
         except (OSError, ValueError) as error:
             self._complain(f"cannot be placed: {fault(error)}")
+            return
+        if self.decided_s is not None and not self._passed:
+            self._let_through(instance)
 
     def advance(self, now_s: float) -> None:
         """
@@ -286,6 +280,9 @@ class JobRun:
             return
         self._group = instance.attempt.group
         self._ended = instance.pid == 0
+        if not self.record.opened:
+            return  # it waits at its gate
+        self.decided_s = now_s
         self._paused_at_s = now_s if paused else None
         self.wanted = JobAllocation(JobState.RUNNING, threads=self.record.threads)
         place = instance.placement
@@ -305,7 +302,7 @@ class JobRun:
         """
         context = self._context
         folder = context.folder.attempt_folder(context.state.nonce, self.job.name, number)
-        return Attempt(self.job, number, self.record.threads, folder, self._group)
+        return Attempt(self.job, number, folder, self._group)
 
     def make_group(self) -> None:
         """
@@ -330,7 +327,7 @@ class JobRun:
     def close(self) -> None:
         """Give what was kept open back; the job itself goes on."""
         call = self._call
-        if call is not None and call.what == "starting" and _has_result(call.future):
+        if call is not None and call.what == "making" and _has_result(call.future):
             (self.instance, _), self._call = call.future.result(), None
         instance = self.instance
         if instance is not None and instance.placement is not None:
@@ -346,9 +343,11 @@ class JobRun:
         if instance is None:
             return
         if self._ended:
-            self._submit("ending", runtime.outcome, now_s, instance)
+            self._submit("ending", self._outcome, now_s, instance)
         elif self._doubted:
             self._submit("looking", runtime.paused, now_s, instance)
+        elif not self.record.opened:
+            return  # there is nothing to pause or to resume
         elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None:
             self._submit("pausing", runtime.pause, now_s, instance)
         elif self.wanted.state == JobState.RUNNING and self._paused_at_s is not None:
@@ -357,37 +356,86 @@ class JobRun:
     def _begin_attempt(self, now_s: float) -> None:
         if self._away_since_s is None:
             self.record.attempts += 1
-        self.record.threads = self.wanted.threads
+        self.record.opened = False
         try:
             self.make_group()
             attempt = self.attempt(self.record.attempts)
         except OSError as error:
-            self._put_off("starting", f"no place to run: {fault(error)}", now_s)
+            self._put_off("making", f"no place to run: {fault(error)}", now_s)
             return
         self._context.save()
         if self._context.unsaved:  # a loop that takes over must know of it
-            self._put_off("starting", "the state cannot be written", now_s)
+            self._put_off("making", "the state cannot be written", now_s)
             return
         late = self._asked and self._away_for_s(now_s) > UNAVAILABLE_LIMIT_S
-        self._submit("starting", self._start, now_s, attempt, self.wanted, late)
+        place = self._context.ahead if self.decided_s is None else self.wanted
+        self._submit("making", self._make, now_s, attempt, place, late)
 
-    def _start(
-        self, attempt: Attempt, wanted: JobAllocation, late: bool
-    ) -> tuple[Instance, _Written]:
-        """Runs in the worker: start an attempt, unless a call that seemed to fail has done so."""
+    def _outcome(self, instance: Instance) -> tuple[bool, int, str]:
+        """Runs in the worker: whether what has ended had begun, and what `Runtime.outcome` says."""
+        code, output = self._context.runtime.outcome(instance)
+        return begun(instance.attempt.folder), code, output
+
+    def _make(self, attempt: Attempt, place: JobAllocation, late: bool) -> tuple[Instance, bool]:
+        """
+        Runs in the worker: make an attempt, unless a call that seemed to fail has done so.
+
+        Returns whether it has begun, too, which one of a loop before us may have.
+        """
         runtime = self._context.runtime
         found = runtime.find(attempt)
         if found is not None and (found.pid or exit_code(attempt.folder) is not None):
-            return found, _Written()
+            return found, begun(attempt.folder)
         if found is not None:
             runtime.remove(found)
         if late:
             raise JobFailedError(f"not started within {UNAVAILABLE_LIMIT_S:g} s")
         self._asked = True
-        if self._group is not None:
-            self._group.set_quota(wanted.quota)
-        written = _Written(wanted.cores, wanted.weight, wanted.quota)
-        return runtime.start(attempt, wanted.cores, wanted.weight), written
+        gate.make(attempt.folder)
+        return runtime.start(attempt, place.cores, place.weight), False
+
+    def _let_through(self, instance: Instance) -> None:
+        """Open the gate, and look at later polls whether the job has begun."""
+        record, folder = self.record, instance.attempt.folder
+        if not (record.opened or self._note_opening(instance)):
+            return
+        try:
+            self._passed = gate.let_through(folder, record.threads)
+        except OSError as error:
+            self._complain(f"its gate does not open: {error}")
+        if self._passed and record.attempts == 1 and record.begun_s is None:
+            self._note_begun(folder)
+
+    def _note_opening(self, instance: Instance) -> bool:
+        """Write down that the gate is opened, before it is; whether that could be done."""
+        record, now_s = self.record, self._context.now_s
+        if now_s < self._retry_at_s:
+            return False
+        before = replace(record)
+        record.opened, record.threads, record.key = True, self.wanted.threads, instance.key
+        if record.start_s is None:
+            record.decided_s, record.start_s = self.decided_s, now_s
+        self._context.save()
+        if self._context.unsaved:  # a loop that takes over must know of it
+            vars(record).update(vars(before))
+            self._put_off("opening", "the state cannot be written", now_s)
+            return False
+        self._pause_s, self._away_since_s = FIRST_PAUSE_S, None
+        if self._group is not None and instance.placement is not None:
+            # It counts all attempts together, and the making of them.
+            with contextlib.suppress(OSError, ValueError):
+                self._cpu_before_s = instance.placement.cpu_s()
+        self._cpu_s = 0.0
+        self.changes += 1
+        self._context.recorder.event("start", self.job.name, self.wanted.cores, record.threads)
+        return True
+
+    def _note_begun(self, folder: Path) -> None:
+        """The wrapper's mark is of the moment in which it went on; the clock may have been set."""
+        record, now_s = self.record, self._context.now_s
+        with contextlib.suppress(OSError):
+            ago_s = time.time() - proof_file(folder).stat().st_mtime
+            record.begun_s = min(max(record.start_s or 0.0, now_s - ago_s), now_s)
 
     def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
         self._call = _Call(what, self._context.worker.submit(work, *arguments), now_s)
@@ -407,8 +455,8 @@ class JobRun:
             self._put_off(call.what, f"{type(error).__name__}: {error}", now_s)
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
-        if call.what == "starting":
-            self._note_started(now_s, *result)
+        if call.what == "making":
+            self._note_made(now_s, *result)
         elif call.what == "pausing":
             self._paused_at_s = now_s
             self._note_change("pause")
@@ -436,34 +484,28 @@ class JobRun:
         if what == "removing":
             self._to_remove = None
             self._context.note(self.job.name, "its remains could not be removed")
-        elif what in ("starting", "ending"):
+        elif what in ("making", "opening", "ending"):
             self._fail(GIVEN_UP, why, now_s)
 
     def _away_for_s(self, now_s: float) -> float:
         return 0.0 if self._away_since_s is None else now_s - self._away_since_s
 
-    def _note_started(self, now_s: float, instance: Instance, written: _Written) -> None:
-        record = self.record
+    def _note_made(self, now_s: float, instance: Instance, has_begun: bool) -> None:
         self.instance, self._ended, self._asked = instance, instance.pid == 0, False
-        self._written = written
-        record.key = instance.key
-        if record.start_s is None:
-            record.start_s = now_s
-        if self._group is not None:  # it counts all attempts together
-            self._cpu_before_s += self._cpu_s
-        self._cpu_s = 0.0
-        self.changes += 1
-        self._context.recorder.event(
-            "start", self.job.name, self.wanted.cores, instance.attempt.threads
-        )
-        self._context.save()
+        if has_begun:
+            self.record.opened, self.record.key = True, instance.key
+            self.adopt(instance, False, now_s)
+            self._context.save()
 
     def _note_resumed(self, now_s: float) -> None:
         if self._paused_at_s is not None:
             self.record.paused_s += now_s - self._paused_at_s
             self._paused_at_s = None
 
-    def _note_ended(self, now_s: float, code: int, output: str) -> None:
+    def _note_ended(self, now_s: float, had_begun: bool, code: int, output: str) -> None:
+        if not had_begun:
+            self._note_lost(now_s, f"exit code {code}; last output: {output or 'none'}")
+            return
         if code != 0:
             self._fail(code, f"exit code {code}; last output: {output or 'none'}", now_s)
             return
@@ -474,8 +516,30 @@ class JobRun:
             self._context.note(self.job.name, output)
         self._context.save()
 
+    def _note_lost(self, now_s: float, why: str) -> None:
+        """The attempt has ended at its gate; the job has not begun."""
+        if self._spares == 0:
+            self._fail(GIVEN_UP, why, now_s)
+            return
+        self._spares -= 1
+        self._take_back(f"ended at its gate and is made anew: {why}", now_s)
+
+    def _take_back(self, why: str, now_s: float) -> None:
+        """An attempt that has not begun does not count."""
+        record = self.record
+        record.attempts -= 1
+        if record.attempts == 0:
+            record.decided_s = record.start_s = None
+        self._context.note(self.job.name, " ".join(why.split()))
+        self._clear_attempt(now_s)
+        self._context.save()
+
     def _fail(self, code: int, why: str, now_s: float) -> None:
         """An attempt has failed: wait for the policy to start another one, or give up."""
+        if self.decided_s is None:
+            self._spares = 0
+            self._take_back(f"cannot be made ahead: {why}", now_s)
+            return
         record = self.record
         record.failures += 1
         name, text = self.job.name, " ".join(why.split())
@@ -486,19 +550,20 @@ class JobRun:
         else:
             self._context.note(name, failed_attempt(record.attempts, text))
         self._clear_attempt(now_s)
-        self.wanted = JobAllocation()
+        self.wanted, self.decided_s = JobAllocation(), None
         self._context.save()
 
     def _clear_attempt(self, now_s: float) -> None:
         self._note_resumed(now_s)
         self.close()
         self._to_remove = self.instance
-        self.instance, self._ended = None, False
+        self.instance, self._passed, self._ended = None, False, False
+        self.record.opened, self.record.key = False, ""
         self._written = _Written()
 
     def _note_written(self, **fields: Any) -> None:
         self._written = replace(self._written, **fields)
-        self.changes += 1
+        self.changes += self.record.opened  # a start is one change
 
     def _note_change(self, what: str) -> None:
         self.changes += 1

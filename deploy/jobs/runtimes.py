@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from deploy.jobs import gate
 from deploy.jobs.placement import GroupPlacement, Placement, TaskPlacement, session_members
 from deploy.linux import oom
 from deploy.linux.cgroups import JobGroup, members
@@ -49,7 +50,7 @@ read -r go || exit
 {{ tail -c {(LOG_LIMIT_KIB << 10) + 1} < {OUTPUT_FILE} > {LOG_FILE}; rm -f {OUTPUT_FILE}; }} &
 exec "$@" > {OUTPUT_FILE} 2>&1
 """
-"""Keeps a process from working before it is where it belongs, and at all if we die meanwhile; keeps
+"""Keeps a process from its gate until it is where it belongs, and at all if we die before; keeps
 the end of its output, in memory until it has ended. One byte too many tells that more was cut."""
 
 
@@ -68,22 +69,31 @@ class Attempt:
 
     :param job: what the scenario says about it
     :param number: counts from 1
-    :param threads: thread count
-    :param folder: the folder of its proof
+    :param folder: the folder of its proof and gate
     :param group: its parent control group, where groups can be written
     """
 
     job: Job
     number: int
-    threads: int
     folder: Path
     group: JobGroup | None
+
+    def wrapped(self, file: str, events: str, gate: str) -> list[str]:
+        """
+        The command line that waits at the gate.
+
+        :param file: path of the proof, as the job sees it
+        :param events: the file in which the kernel counts OOM kills, as the job sees it
+        :param gate: the pipe that the thread count comes from, as the job sees it
+        """
+        commands = {threads: self.job.launch_command(threads) for threads in self.job.threads}
+        return proof.wrapped(commands, file, events, gate)
 
 
 @dataclass(frozen=True)
 class Instance:
     """
-    An attempt that was started.
+    An attempt that was made, and waits at its gate or has passed it.
 
     :param attempt: the attempt
     :param key: what the runtime calls it
@@ -106,11 +116,11 @@ class Runtime(Protocol):
 
     def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
         """
-        Start an attempt.
+        Have an attempt wait at its gate.
 
-        :param attempt: the attempt
-        :param cores: its first vCPUs
-        :param weight: its first weight
+        :param attempt: the attempt, whose folder has a gate
+        :param cores: its vCPUs until they are written
+        :param weight: its weight until it is written
         :raises JobFailedError: if it cannot run
         """
 
@@ -185,9 +195,9 @@ class ProcessRuntime:
 
     def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
         """See `Runtime.start`."""
-        command = attempt.job.launch_command(attempt.threads)
         arguments = [proof.SHELL, "-c", AWAIT_LINES, "coretide"]
-        arguments += proof.wrapped(command, str(proof.proof_file(attempt.folder)), os.devnull)
+        proof_path, gate_path = proof.proof_file(attempt.folder), gate.gate_file(attempt.folder)
+        arguments += attempt.wrapped(str(proof_path), os.devnull, str(gate_path))
         (attempt.folder / LOG_FILE).write_bytes(b"")  # the disk has a place for it
         (attempt.folder / OUTPUT_FILE).unlink(missing_ok=True)
         os.mkfifo(attempt.folder / OUTPUT_FILE)

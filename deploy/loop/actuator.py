@@ -2,25 +2,27 @@
 The actuator: makes the machine hold an allocation, and knows what it holds.
 
 memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
-starting, pausing and resuming go to a worker thread (`deploy.jobs.job_run`), so that Docker never
-holds memcached up. Starts and removals take turns, with rests between them, and starts wait for a
-while until memcached has time to spare. When sets move, memcached first gets what is new to it,
+making, pausing and resuming go to a worker thread (`deploy.jobs.job_run`), so that Docker never
+holds memcached up. Attempts are made ahead, while memcached has time to spare, and wait at gates
+that the loop opens when their start is decided. Making and removing take turns, with rests between
+them. When sets move, memcached first gets what is new to it,
 then the jobs leave, then memcached leaves, then the jobs come: nobody is ever without a vCPU, and
 nobody who competes with memcached is on its vCPUs.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.jobs.job_run import JobContext, JobRun
+from deploy.jobs.job_context import JobContext
+from deploy.jobs.job_run import JobRun
 from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
 from deploy.linux.cgroups import JobGroup
 from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
-from env.allocation import Allocation, JobState, Weight
+from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import fault
 from env.scenario import Scenario
 
@@ -35,7 +37,8 @@ RESERVE = 16
 """File descriptors kept for the end: who has none left can undo nothing."""
 
 LONGEST_HOLD_S = 10.0
-"""How long a start waits at most for memcached to have time to spare (docs/decisions.md)."""
+"""How long a decided start whose attempt is not made yet waits at most for memcached to have time
+to spare (docs/decisions.md)."""
 
 
 class Actuator:
@@ -60,7 +63,11 @@ class Actuator:
         recorder: Recorder,
     ):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        self._context = JobContext(runtime, self._worker, folder, state, group_for, recorder)
+        self._vcpus = tuple(range(scenario.machine.vcpus))
+        self._has_groups = group_for is not None
+        self._context = JobContext(
+            runtime, self._worker, folder, state, group_for, recorder, self._ahead(())
+        )
         self.state = state
         self.jobs = {
             job.name: JobRun(job, state.jobs.setdefault(job.name, JobRecord()), self._context)
@@ -74,7 +81,8 @@ class Actuator:
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
-        self._queue: list[JobRun] = []  # jobs that wait for a turn, the first to ask first
+        self._begun = False  # nothing is made ahead before the first decision: its jobs come first
+        self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
         self._turn_from_s = self._rest_until_s = self._held_from_s = 0.0
         # Jobs that are not as wanted; the others stay as they are until something happens.
@@ -105,7 +113,8 @@ class Actuator:
             if found is not None:
                 run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)
             elif record.failures < record.attempts:
-                record.attempts -= 1  # it never ran; should it do so yet, it is found by its number
+                # It never ran; should it do so yet, it is found by its number.
+                record.attempts, record.opened = record.attempts - 1, False
 
     def follow(self, who: service_process.Identity) -> None:
         """
@@ -136,8 +145,10 @@ class Actuator:
         :param allocation: who holds what; jobs it does not name stay as they are
         """
         self._look_at_all()
+        self._begun = True
         old, new = set(self._service_written), set(allocation.service_cores)
         self._service_wanted = tuple(allocation.service_cores)
+        self._context.ahead = self._ahead(allocation.service_cores)
         if old and new - old and old - new:
             self._write_service(tuple(sorted(old | new)))
         elif new - old:
@@ -146,7 +157,7 @@ class Actuator:
         for name, wanted in allocation.jobs.items():
             run = self.jobs[name]
             if wanted.state in (JobState.RUNNING, JobState.PAUSED):
-                run.wanted = wanted
+                run.want(wanted)
             if wanted.weight == Weight.NORMAL and (old - new) & set(wanted.cores):
                 coming.append(run)
             else:
@@ -160,7 +171,7 @@ class Actuator:
         Pick up what has been done, hand out what is to be done, and make good what was not.
 
         :param now_s: since the run started [s]
-        :param slack: whether memcached has CPU time to spare; starts wait for it
+        :param slack: whether memcached has CPU time to spare; what is to be made waits for it
         """
         self._write_service(self._service_wanted)
         if self._unsettled:
@@ -198,6 +209,19 @@ class Actuator:
         for run in self.jobs.values():
             run.close()
 
+    def _ahead(self, service_cores: Sequence[int]) -> JobAllocation:
+        """
+        Where attempts are made ahead: apart from memcached, else in the background.
+
+        On a machine that is busy the idle class may not run for seconds, and the worker with it.
+        """
+        apart = tuple(core for core in self._vcpus if core not in service_cores)
+        if apart:
+            return JobAllocation(cores=apart)
+        # Without groups a user may not take a process out of the background again.
+        weight = Weight.BACKGROUND if self._has_groups else Weight.NORMAL
+        return JobAllocation(cores=self._vcpus, weight=weight)
+
     def _look_at_all(self) -> None:
         """Something has happened: any job may have to change."""
         self._unsettled = list(self.jobs.values())
@@ -213,25 +237,30 @@ class Actuator:
         self._unsettled = [run for run in self._unsettled if not run.settled]
 
     def _take_turns(self, now_s: float, slack: bool) -> None:
-        """Start or remove one at a time, starts first and in the order they were asked for."""
+        """Make or remove one at a time: decided starts, what is made ahead, removals."""
         if self._in_turn is not None:
             if self._in_turn.in_turn:
                 return
             took_s = now_s - self._turn_from_s
             self._rest_until_s = now_s + min(REST * took_s, LONGEST_REST_S)
             self._in_turn = None
-        # `_queue` is the last poll's: a start is held only from when it could have begun.
-        if not self._queue or now_s < self._rest_until_s:
+        # `_holds` is the last poll's: a start is held only from when it could have begun.
+        if not self._holds or now_s < self._rest_until_s:
             self._held_from_s = now_s
         waiting = [run for run in self._unsettled if run.needs_turn(now_s)]
-        known = [run for run in self._queue if run in waiting]
-        self._queue = known + [run for run in waiting if run not in known]
-        if not self._queue or now_s < self._rest_until_s:
+        decided = [run for run in waiting if run.decided_s is not None]
+        decided.sort(key=lambda run: run.decided_s or 0.0)
+        ahead = [run for run in waiting if run.decided_s is None and not run.removes_next]
+        removed = [run for run in waiting if run.removes_next]
+        self._holds = bool(decided)
+        if now_s < self._rest_until_s:
             return
-        first = min(self._queue, key=lambda run: run.removes_next)
-        if slack or first.removes_next or now_s >= self._held_from_s + LONGEST_HOLD_S:
-            self._in_turn, self._turn_from_s = first, now_s
-            first.take_turn(now_s)
+        turns = removed
+        if slack or (decided and now_s >= self._held_from_s + LONGEST_HOLD_S):
+            turns = [*decided, *(ahead if self._begun else []), *removed]
+        for run in turns[:1]:
+            self._in_turn, self._turn_from_s = run, now_s
+            run.take_turn(now_s)
 
     def _write_service(self, cores: tuple[int, ...]) -> None:
         if self._service is None or not cores or cores == self._service_written:

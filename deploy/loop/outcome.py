@@ -37,7 +37,9 @@ def write_report(
     jobs = {
         name: run_report.JobOutcome(
             record.exit_code,
+            record.decided_s,
             record.start_s,
+            record.begun_s,
             record.end_s,
             machine.actuator.jobs[name].paused_s(lasted_s),
             max(0, record.attempts - 1),

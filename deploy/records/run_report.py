@@ -22,7 +22,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -75,14 +75,19 @@ class JobOutcome:
     How a job ended.
 
     :param exit_code: of the job; None if it never ended
-    :param start_s: when the first attempt started, since the run's start [s]; None if none did
+    :param decided_s: when the first attempt's start was decided, since the run's start [s]; None
+        if none started
+    :param start_s: when that attempt's gate was opened, as the other times; None if none was
+    :param begun_s: when the job had passed the gate; None if that was not seen
     :param end_s: when the job was done or given up, since the run's start [s]; None if neither
     :param paused_s: how long it was paused, a pause that the run's end has ended included [s]
     :param retries: attempts after the first
     """
 
     exit_code: int | None
+    decided_s: float | None
     start_s: float | None
+    begun_s: float | None
     end_s: float | None
     paused_s: float
     retries: int
@@ -153,17 +158,27 @@ class _ReportPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Percentiles(_ReportPart):
+class _AllOrNone(_ReportPart):
+    @model_validator(mode="after")
+    def _all_or_none(self) -> _AllOrNone:
+        names = type(self).model_fields
+        if len({getattr(self, name) is None for name in names}) > 1:
+            raise ValueError(f"{' and '.join(names)} are all numbers, or all null")
+        return self
+
+
+class Percentiles(_AllOrNone):
     """Of the times in which memcached got vCPUs [ms]; None where there were none."""
 
     p50: float | None
     p99: float | None
 
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Percentiles:
-        if (self.p50 is None) != (self.p99 is None):
-            raise ValueError("p50 and p99 are both numbers, or both null")
-        return self
+
+class StartDelays(_AllOrNone):
+    """From the decisions to start a job to the job's own work [ms]; None where none was seen."""
+
+    p50: float | None
+    max: float | None
 
 
 class Guarding(_ReportPart):
@@ -186,6 +201,7 @@ class Report(_ReportPart):
     overruled: int
     guard: Guarding
     reaction_ms: Percentiles
+    start_delay_ms: StartDelays
     loop: LoopCost
     restored: bool
 
@@ -301,7 +317,8 @@ def content(
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
         "guard": _guarding(events, outcome.lasted_s),
-        "reaction_ms": _percentiles(reactions_ms(events, intervals)),
+        "reaction_ms": _percentiles(reactions_ms(events, intervals), p50=50.0, p99=99.0),
+        "start_delay_ms": _percentiles(start_delays_ms(outcome.jobs.values()), p50=50.0, max=100.0),
         "loop": asdict(outcome.loop),
         "restored": outcome.restored,
     }
@@ -318,11 +335,23 @@ def _guarding(events: Sequence[Event], lasted_s: float) -> dict[str, float]:
     return {"steps": steps, "share_of_time": min(1.0, max(0.0, above_s / max(1e-9, lasted_s)))}
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+def start_delays_ms(jobs: Iterable[JobOutcome]) -> list[float]:
+    """
+    From the decision to start a job to the moment at which it had passed its gate.
+
+    :param jobs: those whose first attempt was not seen to begin are left out
+    """
+    return [
+        1e3 * (job.begun_s - job.decided_s)
+        for job in jobs
+        if job.begun_s is not None and job.decided_s is not None
+    ]
+
+
+def _percentiles(values: Sequence[float], **ranks: float) -> dict[str, float | None]:
     ordered = sorted(values)
     return {
-        name: mcperf.percentile(ordered, rank) if ordered else None
-        for name, rank in (("p50", 50.0), ("p99", 99.0))
+        name: mcperf.percentile(ordered, rank) if ordered else None for name, rank in ranks.items()
     }
 
 

@@ -50,11 +50,14 @@ class JobRecord:
     :param attempts: how many were begun
     :param failures: how many of them failed
     :param threads: threads of the last attempt
-    :param key: what the runtime calls the last attempt, once it was started
+    :param opened: whether the last attempt's gate may have been opened; before that it only waits
+    :param key: what the runtime calls the last attempt, once it was opened
     :param group: path of the job's control group, empty where there is none
     :param weight_file: the file that carries the group's weight, empty where there is no group
     :param exit_code: of the job; None until it is done or given up
-    :param start_s: when the first attempt started [s since the run started]
+    :param decided_s: when the first attempt's start was decided [s since the run started]
+    :param start_s: when its gate was opened [s since the run started]
+    :param begun_s: when its wrapper had passed the gate [s since the run started]
     :param end_s: when the job was done or given up [s since the run started]
     :param paused_s: how long it was paused [s]
     """
@@ -62,11 +65,14 @@ class JobRecord:
     attempts: int = 0
     failures: int = 0
     threads: int = 0
+    opened: bool = False
     key: str = ""
     group: str = ""
     weight_file: str = ""
     exit_code: int | None = None
+    decided_s: float | None = None
     start_s: float | None = None
+    begun_s: float | None = None
     end_s: float | None = None
     paused_s: float = 0.0
 

@@ -331,13 +331,12 @@ def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]
     service = state["service"]
     if service is not None:
         yield "memcached", "has its vCPUs back", partial(_free_service, service)
-    jobs = [(name, job) for name, job in state["jobs"].items() if job["exit_code"] is None]
+    # Whoever only waits at a gate needs nothing.
+    jobs = [(name, job) for name, job in state["jobs"].items() if job["opened"]]
     for name, job in jobs:
-        if job["weight_file"] or job["key"]:  # a first start that is under way has no key yet
-            yield name, "yields", partial(_yield, state, job)
+        yield name, "yields", partial(_yield, state, job)
     for name, job in jobs:
-        if job["key"]:
-            yield name, "runs", partial(_resume, state, job)
+        yield name, "runs", partial(_resume, state, job)
 
 
 def _free_service(service: dict[str, Any]) -> bool:

@@ -135,19 +135,19 @@ def now_s(actuator):
     return time.monotonic() - actuator.state.started_s
 
 
-def poll_until(actuator, condition):
+def poll_until(actuator, condition, slack=True):
     """Poll once at least, and until something is so."""
     end_s = time.monotonic() + 20.0 * PATIENCE
-    actuator.poll(now_s(actuator))
+    actuator.poll(now_s(actuator), slack)
     while not condition():
         assert time.monotonic() < end_s
         actuator.wait(0.005)
-        actuator.poll(now_s(actuator))
+        actuator.poll(now_s(actuator), slack)
 
 
-def settle(actuator, *names):
+def settle(actuator, *names, slack=True):
     """Poll until jobs are as wanted."""
-    poll_until(actuator, lambda: all(actuator.jobs[name].settled for name in names))
+    poll_until(actuator, lambda: all(actuator.jobs[name].settled for name in names), slack)
 
 
 def bring(actuator, **wanted):
@@ -166,6 +166,7 @@ def test_once_all_is_as_wanted_the_jobs_are_left_alone_until_something_happens(
         JobRun, "advance", lambda run, now_s: (looked.append(run.job.name), advance(run, now_s))
     )
     bring(actuator)
+    settle(actuator, "radix")  # which waits at its gate
     actuator.poll(now_s(actuator))
     looked.clear()
     actuator.poll(now_s(actuator))
@@ -191,7 +192,7 @@ def test_a_start_waits_for_memcached_to_have_time_to_spare_but_not_for_ever(actu
         assert not dedup.busy
     actuator.poll(at_s + LONGEST_HOLD_S + 0.1, slack=False)
     assert dedup.busy
-    settle(actuator, "dedup")
+    settle(actuator, "dedup", slack=False)
     at_s += 100.0  # nobody has waited meanwhile
     actuator.apply(Allocation((0,), {"dedup": job, "radix": job}))
     for wait_s in (0.0, LONGEST_HOLD_S - 0.1):
@@ -356,6 +357,8 @@ def test_a_runtime_that_falls_silent_during_a_start_is_waited_for(actuator, monk
     attempts, unanswered = [], []
 
     def start_and_fall_silent(attempt, *place):
+        if attempt.job.name != "dedup":
+            return start(attempt, *place)
         attempts.append(attempt.number)
         start(attempt, *place)
         silence.set()

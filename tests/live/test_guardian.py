@@ -88,7 +88,7 @@ def state_of(tmp_path, *jobs, runtime="docker", **more):
         (tmp_path / name).mkdir()
         weight = tmp_path / name / "cpu.weight"
         weight.write_text("100")
-        state.jobs[name] = JobRecord(1, key=name, weight_file=str(weight))
+        state.jobs[name] = JobRecord(1, opened=True, key=name, weight_file=str(weight))
     return state
 
 
@@ -212,7 +212,8 @@ def test_a_state_that_was_never_read_is_said_to_be_unknown(guard, tmp_path, monk
 
 def test_nothing_that_is_gone_is_said_to_be_restored(guard, server, tmp_path):
     state = state_of(tmp_path, service=replace(pinned(server), started=-1), runtime="process")
-    state.jobs["a"] = JobRecord(1, key="1-0", weight_file=str(tmp_path / "nowhere" / "cpu.weight"))
+    gone = str(tmp_path / "nowhere" / "cpu.weight")
+    state.jobs["a"] = JobRecord(1, opened=True, key="1-0", weight_file=gone)
     process = guard(state, subprocess.PIPE)
     process.stdin.close()
     assert process.wait(10.0 * PATIENCE) == 0
@@ -221,13 +222,16 @@ def test_nothing_that_is_gone_is_said_to_be_restored(guard, server, tmp_path):
     assert "back" not in said and "yields" not in said
 
 
-def test_a_first_start_that_is_under_way_yields_too(guard, tmp_path):
-    state = state_of(tmp_path, "a")
-    state.jobs["a"].key = ""
-    process = guard(state)
+def test_a_job_that_waits_at_its_gate_is_left_alone(guard, tmp_path):
+    state = state_of(tmp_path, "a", "b", runtime="process")
+    state.jobs["a"].opened = False
+    process = guard(state, subprocess.PIPE)
     process.stdin.close()
     assert process.wait(10.0 * PATIENCE) == 0
-    assert (tmp_path / "a" / "cpu.weight").read_text() == "1"
+    said = process.stderr.read().decode()
+    assert "guardian: b" in said and "guardian: a" not in said
+    assert (tmp_path / "a" / "cpu.weight").read_text() == "100"
+    assert (tmp_path / "b" / "cpu.weight").read_text() == "1"
 
 
 @needs_groups
@@ -239,7 +243,8 @@ def test_a_job_in_a_group_yields_whatever_it_had(guard, server, tmp_path, weight
     try:
         group.set_weight(weight)
         state = state_of(tmp_path, runtime="process")
-        state.jobs["a"] = JobRecord(1, group=str(group.path), weight_file=str(group.weight_file))
+        weight_file = str(group.weight_file)
+        state.jobs["a"] = JobRecord(1, opened=True, group=str(group.path), weight_file=weight_file)
         process = guard(state)
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0
@@ -276,7 +281,7 @@ def test_without_groups_all_of_a_paused_session_yields_and_runs(guard, tmp_path)
         )
         state = state_of(tmp_path, runtime="process")
         key = f"{leader.pid}-{service_process.identify(leader.pid).started}"
-        state.jobs["a"] = JobRecord(1, key=key)
+        state.jobs["a"] = JobRecord(1, opened=True, key=key)
         process = guard(state)
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0

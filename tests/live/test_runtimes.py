@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from deploy.assembly import usable_hierarchy
+from deploy.jobs import gate
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import session_members
 from deploy.jobs.runtimes import (
@@ -33,11 +34,20 @@ from tests.live.conftest import PATIENCE, needs_groups
 def test_a_docker_that_cannot_be_reached_is_named_by_its_fault_alone(server, tmp_path):
     group = job_groups_beside(usable_hierarchy(), server.pid)("never-made")
     job = load_scenario("local").jobs[0]
-    attempt = Attempt(job, 1, 1, tmp_path, group)
+    attempt = Attempt(job, 1, tmp_path, group)
     runtime = DockerRuntime(usable_hierarchy(), "parts", f"unix://{tmp_path}/docker.sock")
     with pytest.raises(RuntimeUnavailableError) as found:
         runtime.find(attempt)
     assert str(found.value) == "Docker: No such file or directory"
+
+
+def started(runtime, job, folder):
+    """An attempt that has passed its gate."""
+    prepare(folder)
+    gate.make(folder)
+    instance = runtime.start(Attempt(job, 1, folder, None), (0,), Weight.NORMAL)
+    gate.await_passage(folder, 1)
+    return instance
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_what_docker_cannot_do_is_not_the_jobs_fault(
     job = load_scenario(scenario_file()).jobs[0]
     try:
         with pytest.raises(error, match="no container today"):
-            runtime.start(Attempt(job, 1, 1, tmp_path, group), (0,), Weight.NORMAL)
+            runtime.start(Attempt(job, 1, tmp_path, group), (0,), Weight.NORMAL)
     finally:
         daemon.shutdown()
         daemon.server_close()
@@ -83,9 +93,8 @@ def test_what_docker_cannot_do_is_not_the_jobs_fault(
 def test_what_a_job_has_written_may_be_larger_than_memory(scenario_file, tmp_path, code, tail):
     command = ["sh", "-c", f"truncate -s 1T log; echo >> log; echo no luck >> log; exit {code}"]
     job = load_scenario(scenario_file(dedup=command)).jobs[0]
-    prepare(tmp_path)
     runtime = ProcessRuntime()
-    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    instance = started(runtime, job, tmp_path)
     assert select.select([instance.ended], [], [], 10.0 * PATIENCE)[0]
     os.close(instance.ended)
     found, output = runtime.outcome(instance)
@@ -98,9 +107,8 @@ def test_of_a_job_that_says_very_much_the_end_is_kept_and_the_cut_is_said(
 ):
     command = ["sh", "-c", f"head -c 100000000 /dev/zero; echo; echo no luck; exit {code}"]
     job = load_scenario(scenario_file(dedup=command)).jobs[0]
-    prepare(tmp_path)
     runtime = ProcessRuntime()
-    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    instance = started(runtime, job, tmp_path)
     largest = 0
     while not select.select([instance.ended], [], [], 0.001)[0]:
         largest = max(largest, (tmp_path / LOG_FILE).stat().st_size)
@@ -115,9 +123,8 @@ def test_of_a_job_that_says_very_much_the_end_is_kept_and_the_cut_is_said(
 def test_whoever_a_job_leaves_running_does_not_hold_up_its_end(scenario_file, tmp_path):
     command = ["sh", "-c", "sleep 100 & echo no luck; exit 3"]
     job = load_scenario(scenario_file(dedup=command)).jobs[0]
-    prepare(tmp_path)
     runtime = ProcessRuntime()
-    instance = runtime.start(Attempt(job, 1, 1, tmp_path, None), (0,), Weight.NORMAL)
+    instance = started(runtime, job, tmp_path)
     assert select.select([instance.ended], [], [], 10.0 * PATIENCE)[0]
     assert runtime.outcome(instance) == (3, HELD)
     runtime.remove(instance)

@@ -9,6 +9,7 @@ import pytest
 
 from deploy.engines import daemon, images
 from deploy.linux import service_process
+from deploy.records.proof import begun
 from deploy.records.recorder import read_events
 from tests.live.conftest import JOBS, PATIENCE, assert_as_found, needs_docker
 
@@ -18,6 +19,16 @@ pytestmark = [pytest.mark.survival, needs_docker]
 def jobs_ended(deployment):
     events = read_events(deployment.report)
     return sorted(event.job for event in events if event.what == "end" and event.job in JOBS)
+
+
+def await_work(deployment, job):
+    """Wait until a job works: its start is said a moment earlier."""
+    deployment.expect(rf"{job} start \[")
+    folder = deployment.state / f"attempt-{deployment.nonce}-{job}-1"
+    give_up_s = time.monotonic() + 10.0 * PATIENCE
+    while not begun(folder):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
 
 
 def test_killed_again_and_again_no_job_is_lost_or_run_twice(
@@ -66,7 +77,7 @@ def test_a_resumed_deployment_keeps_the_rights_it_began_with(
     options = ["--policy", str(groups_file), "--scenario", str(scenario)]
     options += ["--docker", docker_daemon.url]
     run = deploy(*options, "--allow-privileged")
-    run.expect(r"dedup start \[")
+    await_work(run, "dedup")
     run.kill()
     client = docker.DockerClient(base_url=docker_daemon.url)
     next(one for one in client.containers.list() if "dedup" in one.name).kill()
@@ -84,7 +95,7 @@ def test_a_container_killed_from_outside_is_run_again(
         *("--policy", str(groups_file), "--scenario", str(scenario)),
         *("--docker", docker_daemon.url),
     )
-    run.expect(r"dedup start \[")
+    await_work(run, "dedup")
     client = docker.DockerClient(base_url=docker_daemon.url)
     next(one for one in client.containers.list() if "dedup" in one.name).kill()
     client.close()
@@ -146,7 +157,7 @@ def test_a_container_told_to_stop_is_not_taken_for_done(
         *("--policy", str(groups_file), "--scenario", str(scenario)),
         *("--docker", docker_daemon.url),
     )
-    run.expect(r"dedup start \[")
+    await_work(run, "dedup")
     client = docker.DockerClient(base_url=docker_daemon.url)
     next(one for one in client.containers.list() if "dedup" in one.name).stop()
     client.close()

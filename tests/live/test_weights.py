@@ -16,7 +16,7 @@ import pytest
 
 from deploy import check
 from deploy.assembly import usable_hierarchy
-from deploy.jobs import placement
+from deploy.jobs import gate, placement
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import GroupPlacement, TaskPlacement
 from deploy.jobs.runtimes import Attempt
@@ -294,9 +294,10 @@ def test_docker_freezes_a_job_and_lets_it_go_on(beside, scenario_file, docker_da
     folder = tmp_path / "attempt"
     folder.mkdir(mode=0o777)
     prepare(folder)
-    attempt = Attempt(scenario.jobs[0], 1, 1, folder, job)
-    instance = runtime.start(attempt, (0,), Weight.BACKGROUND)
+    gate.make(folder)
+    instance = runtime.start(Attempt(scenario.jobs[0], 1, folder, job), (0,), Weight.BACKGROUND)
     try:
+        gate.await_passage(folder, 1)
         place = instance.placement
         assert (place.cores(), place.weight()) == ((0,), Weight.BACKGROUND)
         place.set_cores((1,))

@@ -14,6 +14,7 @@ import numpy as np
 
 from deploy.engines.images import STRESS_IMAGE
 from deploy.engines.memcached import Memcached
+from deploy.jobs import gate
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.runtimes import Instance, Runtime
 from deploy.linux.sensors import StatsConnection, ThreadClock
@@ -86,11 +87,12 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
     """
     with testbed.job_group("actuated") as group:
         for _ in range(STARTS):
-            attempt = testbed.attempt(ACTUATED, 1, group)
+            attempt = testbed.attempt(ACTUATED, group)
             with watch.timing("start"):
                 instance = runtime.start(attempt, tuple(range(testbed.vcpus)), Weight.NORMAL)
             require_running(runtime, instance)
             try:
+                gate.await_passage(attempt.folder, 1)
                 _change(testbed, runtime, instance, watch)
             finally:
                 with watch.timing("remove"):

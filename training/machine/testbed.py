@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
 from deploy.engines.memcached import Memcached
+from deploy.jobs import gate
 from deploy.jobs.containers import DockerRuntime, connect
 from deploy.jobs.runtimes import (
     Attempt,
@@ -362,25 +363,30 @@ class Testbed:
         """
         runtime = self._runtime_of(job)
         try:
-            instance = runtime.start(self.attempt(job, threads, group), cores, weight)
+            instance = runtime.start(self.attempt(job, group), cores, weight)
+            require_running(runtime, instance)
+            try:
+                gate.await_passage(instance.attempt.folder, threads)
+            except BaseException:
+                runtime.remove(instance)
+                raise
         except (JobFailedError, RuntimeUnavailableError, OSError) as error:
             raise InputError(f"job {job.name}: {fault(error)}") from error
-        require_running(runtime, instance)
         return instance
 
-    def attempt(self, job: Job, threads: int, group: JobGroup) -> Attempt:
+    def attempt(self, job: Job, group: JobGroup) -> Attempt:
         """
         One more try at a job, with a folder of its own.
 
         :param job: the job to try
-        :param threads: its thread count
         :param group: its control group
         """
         self._attempts += 1
         folder = self._folder / f"{job.name}-{self._attempts}"
         folder.mkdir(parents=True)
         proof.prepare(folder)
-        return Attempt(job, self._attempts, threads, folder, group)
+        gate.make(folder)
+        return Attempt(job, self._attempts, folder, group)
 
     def foreign_share(self, window_s: float = 1.0) -> float:
         """

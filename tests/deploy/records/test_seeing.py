@@ -95,7 +95,7 @@ def outcome() -> run_report.Outcome:
     return run_report.Outcome(
         policy="threshold-groups",
         lasted_s=30.0,
-        jobs={"vips": run_report.JobOutcome(0, 1.0, 21.0, 2.0, 1)},
+        jobs={"vips": run_report.JobOutcome(0, 0.99, 1.0, 1.01, 21.0, 2.0, 1)},
         actuations=5,
         overruled=2,
         loop=run_report.LoopCost(25.0, 3, 1.5, 55.0),
@@ -116,12 +116,13 @@ def test_the_report_has_the_agreed_keys(reported: Path) -> None:
     written = json.loads((reported / "report.json").read_text())
     assert list(written) == [
         "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "spoiled", "actuations",
-        "overruled", "guard", "reaction_ms", "loop", "restored",
+        "overruled", "guard", "reaction_ms", "start_delay_ms", "loop", "restored",
     ]  # fmt: skip
     assert list(written["jobs"]["vips"]) == [
-        "exit_code", "start_s", "end_s", "paused_s", "retries",
+        "exit_code", "decided_s", "start_s", "begun_s", "end_s", "paused_s", "retries",
     ]  # fmt: skip
     assert list(written["reaction_ms"]) == ["p50", "p99"]
+    assert written["start_delay_ms"] == {"p50": pytest.approx(20.0), "max": pytest.approx(20.0)}
     assert list(written["loop"]) == ["period_ms", "overruns", "cpu_pct", "rss_mib"]
     assert written["makespan_s"] == 20.0
 
@@ -136,7 +137,7 @@ def test_intervals_count_while_jobs_run(scenario: Scenario) -> None:
 def test_a_job_that_never_ended_is_shown_as_such_and_counts_to_the_runs_end(
     reported: Path, tmp_path: Path, scenario: Scenario
 ) -> None:
-    jobs = {"vips": run_report.JobOutcome(None, 1.0, None, 2.0, 0)}
+    jobs = {"vips": run_report.JobOutcome(None, 0.99, 1.0, 1.01, None, 2.0, 0)}
     stopped = replace(outcome(), jobs=jobs, lasted_s=35.0)
     content = run_report.content(stopped, INTERVALS, [], scenario.service.slo_us)
     assert content["makespan_s"] is None

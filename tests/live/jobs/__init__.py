@@ -1,0 +1,1 @@
+"""Jobs under a real actuator."""
