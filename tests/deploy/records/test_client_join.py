@@ -185,7 +185,7 @@ def test_rows_with_times_of_their_own_need_no_end(
 ) -> None:
     start_s = story.record(tmp_path, scenario) + story.begins_s + 3.0
     rows = [
-        mcperf.format_row([300.0], qps, qps, start_s + 5.0 * i, start_s + 5.0 * i + 5.0)
+        mcperf.format_row([300.0], qps, qps, start_s + 5.0 * i, start_s + 5.0 * i + 5.0, 0.0)
         for i, qps in enumerate(story.targets)
     ]
     announced = f"Total number of intervals = {len(rows)} (...)"
@@ -317,7 +317,7 @@ def test_windows_are_merged_as_their_requests_would_be() -> None:
     rng = np.random.default_rng(3)
     parts = [rng.lognormal(5.0, spread, 500) for spread in (0.2, 0.5, 0.3, 0.9)]
     rows = [
-        mcperf.format_row(part.tolist(), 1e3, math.nan, 0.5 * i, 0.5 * i + 0.5)
+        mcperf.format_row(part.tolist(), 1e3, math.nan, 0.5 * i, 0.5 * i + 0.5, 0.0)
         for i, part in enumerate(parts)
     ]
     windows = mcperf.read_rows([mcperf.HEADER, *rows])
@@ -340,7 +340,7 @@ def test_the_probes_windows_are_set_beside_mcperfs_intervals(
     # The probe finds 850 µs from 20 s on, where mcperf prints 400 and 900 in turns.
     rows = [
         mcperf.format_row(
-            [300.0 if 0.5 * i < 20.0 else 850.0] * 100, 1e3, math.nan, at_s, at_s + 0.5
+            [300.0 if 0.5 * i < 20.0 else 850.0] * 100, 1e3, math.nan, at_s, at_s + 0.5, 0.0
         )
         for i in range(180)
         for at_s in (started_s + 0.5 * i,)
@@ -373,7 +373,7 @@ def test_the_command_says_both_and_the_page_keeps_it(
     done = run_report.Outcome(
         "static",
         90.0,
-        {"vips": run_report.JobOutcome(0, 1.0, 80.0, 0.0, 0)},
+        {"vips": run_report.JobOutcome(0, 1.0, 1.0, 1.0, 80.0, 0.0, 0)},
         *(5, 0, run_report.LoopCost(25.0, 3, 1.5, 55.0), True),
     )
     run_report.write(folder, scenario, done, [])

@@ -70,7 +70,7 @@ def test_nobody_else_speaks_for_the_guard(event: Event) -> None:
 
 def test_the_report_counts_steps_and_time(run: Path, scenario: Scenario) -> None:
     cost = run_report.LoopCost(25.0, 0, 1.5, 55.0)
-    jobs = {"zlib": run_report.JobOutcome(0, 0.0, 10.0, 0.0, 0)}
+    jobs = {"zlib": run_report.JobOutcome(0, 0.0, 0.0, 0.0, 10.0, 0.0, 0)}
     outcome = run_report.Outcome("random", 10.0, jobs, 4, 2, cost, True)
     row = mcperf.Row(300.0, 9e3, 9e3, 0.0, 10.0, 0.0, 0.0)
     run_report.write(run, scenario, outcome, [row], illustrated=False)
@@ -112,7 +112,7 @@ def test_the_live_view_shows_the_level_also_when_the_step_is_no_longer_in_its_lo
     reader.update()
     assert reader.picture.guard_level == 3
     (tmp_path / "samples.csv").write_text(
-        "time_s,qps,cpu_cores,p95_us,service_cores,stolen_s\n3.0,9e3,0.5,,0,0.0\n"
+        "time_s,requests,qps,cpu_cores,p95_us,service_cores,stolen_s\n3.0,2e4,9e3,0.5,,0,0.0\n"
     )
     again = live_view.Reader(tmp_path)
     again.update()

@@ -23,7 +23,7 @@ def scenario() -> Scenario:
 
 
 def sample(time_s: float, stolen_s: float) -> Sample:
-    return Sample(time_s, 1e4, 0.5, None, (0,), stolen_s, (time_s, time_s), {})
+    return Sample(time_s, 1e4 * time_s, 1e4, 0.5, None, (0,), stolen_s, (time_s, time_s), {})
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_report_marks_spoiled_intervals_and_counts_them_all_the_same(
     outcome = run_report.Outcome(
         policy="static",
         lasted_s=12.0,
-        jobs={"zlib": run_report.JobOutcome(0, 0.0, 12.0, 0.0, 0)},
+        jobs={"zlib": run_report.JobOutcome(0, 0.0, 0.0, 0.0, 12.0, 0.0, 0)},
         actuations=0,
         overruled=0,
         loop=run_report.LoopCost(25.0, 0, 1.5, 55.0),
