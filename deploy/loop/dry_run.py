@@ -21,6 +21,7 @@ class DryJob:
 
     wanted: JobAllocation = field(default_factory=JobAllocation)
     busy: bool = False
+    settled: bool = True
 
     @property
     def state(self) -> JobState:

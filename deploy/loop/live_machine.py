@@ -9,7 +9,7 @@ sees the new load and not a mixture.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from deploy.linux.counters import CpiSensor
@@ -48,6 +48,10 @@ baseline is the least that a fading mean, in which a reading has this weight, ca
 second], and not below what means nothing; it rises by 1/e in this time [s], because a machine may
 have become slower."""
 
+PREPARE_LIMIT_S = 30.0
+"""How long the first decision waits at most for the jobs to be made. What is not made by then, as
+memcached had no time to spare, is made beside the decisions."""
+
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
 
@@ -66,6 +70,10 @@ class JobStanding(Protocol):
     @property
     def busy(self) -> bool:
         """Whether something is under way or left to be cleaned up."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is as wanted, and waits at its gate if it is pending."""
 
     def cpu_s(self) -> float:
         """CPU seconds it has used."""
@@ -269,6 +277,21 @@ class LiveMachine:
                 mask = sum(1 << core for core in wanted.cores)
                 row.cores[index] = row.desired_cores[index] = mask
         self._applied = regulated(row, self.scenario)
+
+    def prepare(self, stopped: Callable[[], bool]) -> None:
+        """
+        Have the jobs made before the first decision, so that a start only opens a gate.
+
+        Jobs that run already stay as they are, and memcached has its largest set meanwhile.
+
+        :param stopped: asked at every poll: whether to go on at once
+        """
+        self.apply(self._applied)
+        give_up_s = self.now_s + PREPARE_LIMIT_S
+        while self.now_s < give_up_s and not stopped():
+            if all(run.settled for run in self.actuator.jobs.values()):
+                return
+            self.advance(self.now_s)
 
     def watch(self, probe_window_s: float) -> None:
         """

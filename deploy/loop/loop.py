@@ -180,6 +180,7 @@ class Loop:
     def run(self) -> None:
         """Decide until all jobs have ended, or until asked to stop."""
         self._await_readings()
+        self.machine.prepare(lambda: bool(self._stop.number))
         while not (self.machine.over or self._stop.number):
             self.step()
         self._sample(self.machine.telemetry())

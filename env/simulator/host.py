@@ -146,6 +146,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("woken_s", real),  # first poll that something has asked for; recorders set it to inf
         ("quiet_until_s", real),  # until then nothing happens unless the policy acts
         ("wake_on_events", whole),
+        ("recorded", whole),  # 1: a wait is cut where the SLO guard acts, for who records changes
         # The reward and the episode's figures.
         ("violated_s", real),
         ("over_slo_s", real),

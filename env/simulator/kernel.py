@@ -253,6 +253,8 @@ def _guard(h):
         decision.regulate_again(h)
         send(h)
         wake(h, h.now_s)
+        if h.recorded:
+            h.until_s = h.now_s
 
 
 @compiled

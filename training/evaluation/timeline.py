@@ -115,7 +115,8 @@ class TimelineRecorder(IntervalRecorder):
     Records everything that happens on a machine between decisions.
 
     A change is recorded when it is sent, because the machine knows already when it will land. A
-    wait is cut where a change lands, too: the next one may be sent then.
+    wait is cut where a change lands, too: the next one may be sent then; and where the SLO guard
+    sends one.
 
     :param scenario: the problem
     """
@@ -150,6 +151,7 @@ class TimelineRecorder(IntervalRecorder):
     def _begin(self, machine: SimulatedMachine) -> float:
         self._note_sent(machine)
         host = machine.host
+        host.recorded = 1
         return float(min(host.lands_s.min(), host.move_lands_s.min()))
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
