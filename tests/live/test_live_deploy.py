@@ -550,7 +550,7 @@ def as_mcperf_prints(text, ahead_s):
         for line in lines
         if line.startswith("Timestamp")
     ]
-    rows = [line.rsplit(" ", 2)[0] for line in lines if line.startswith(("#type", "read"))]
+    rows = [line.rsplit(" ", 3)[0] for line in lines if line.startswith(("#type", "read"))]
     return "\n".join([*stamps, "", *rows, "", lines[-1], ""])
 
 
