@@ -2,18 +2,22 @@
 The trained policy and a published rule on the local scenario, in turn, on this machine.
 
     sudo .venv/bin/python -m benchmarks.local --scenario demo/machine/scenario.yaml
+    sudo .venv/bin/python -m benchmarks.local --neighbour --policy random --policy static
 
-A machine's speed drifts from minute to minute, so the two alternate, each beginning every other
+A machine's speed drifts from minute to minute, so policies alternate, another one beginning each
 turn, and each turn is compared by itself. `make demo` measures the machine and leaves the scenario.
 """
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, deploy
 from deploy.engines.images import docker_daemon
+from deploy.linux.helpers import helper_command
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
@@ -21,44 +25,61 @@ from env.scenario import load_scenario
 from training.outputs import write_json
 
 ASKED = 0.9
-"""The policy's makespan over the rule's, with no more violations."""
+"""The first policy's makespan over another's, with no more violations."""
 
-POLICIES = ((str(CHECKPOINT), RUN_S[0]), (str(RULE), RUN_S[1]))
-"""Who runs, and how long at most [s]."""
+LIMIT_S = RUN_S[1]
+"""How long a policy may take, with all that ends a run [s]."""
 
-RULE_S = RUN_S[1] - END_S - DRAW_S
-"""The makespan of a rule that was not done in its time, at least."""
+MAKESPAN_S = LIMIT_S - END_S - DRAW_S
+"""The makespan of a policy that was not done in its time, at least [s]."""
 
 
-def turn(number: int, problem: str, url: str, folder: Path) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def disturbed() -> Iterator[subprocess.Popen[bytes]]:
+    """A noisy neighbour for as long as this lasts."""
+    with subprocess.Popen(helper_command("benchmarks.neighbour")) as neighbour:
+        try:
+            yield neighbour
+        finally:
+            neighbour.kill()
+
+
+def turn(
+    number: int, policies: Sequence[str], problem: str, url: str, folder: Path
+) -> list[dict[str, Any]]:
     """
-    Run policy and rule once each.
+    Run each policy once.
 
     :param number: of the turn, says who begins
+    :param policies: who runs
     :param problem: the scenario's file
     :param url: the Docker daemon's address
     :param folder: of the reports
-    :return: both reports, the policy's first
+    :return: the reports in the order of the policies
     """
     found = {}
-    for policy, limit_s in POLICIES[:: -1 if number % 2 else 1]:
+    begins = number % len(policies)
+    for policy in (*policies[begins:], *policies[:begins]):
         where = folder / f"{Path(policy).stem}-{number}"
-        deploy(policy, problem, url, where, limit_s)
+        deploy(policy, problem, url, where, LIMIT_S)
         found[policy] = read_report(where)
-    return [found[policy] for policy, _ in POLICIES]
+    return [found[policy] for policy in policies]
 
 
-def reached(policy: dict[str, Any], rule: dict[str, Any]) -> bool:
+def reached(policy: dict[str, Any], others: Sequence[dict[str, Any]]) -> bool:
     """
-    Whether the policy was as much better than the rule as is asked for.
+    Whether the policy was as much better than all others as is asked for.
 
     :param policy: its report
-    :param rule: its report
+    :param others: theirs
     """
     if policy["makespan_s"] is None or policy["violation_ratio"] is None:
         return False
-    calmer = policy["violation_ratio"] <= (rule["violation_ratio"] or 0.0)
-    return calmer and policy["makespan_s"] <= ASKED * (rule["makespan_s"] or RULE_S)
+    return all(
+        policy["violation_ratio"] <= (other["violation_ratio"] or 0.0)
+        and policy["makespan_s"] <= ASKED * (other["makespan_s"] or MAKESPAN_S)
+        for other in others
+    )
 
 
 def line(report: dict[str, Any]) -> str:
@@ -70,7 +91,14 @@ def line(report: dict[str, Any]) -> str:
     makespan_s, ratio = report["makespan_s"], report["violation_ratio"]
     done = "not done" if makespan_s is None else f"{makespan_s:.1f} s"
     broken = "not measured" if ratio is None else f"{ratio:.1%} of {len(report['p95_us'])}"
-    return f"{report['policy']}: {done}, violated {broken}, {sum(report['spoiled'])} spoiled"
+    minutes = (makespan_s or MAKESPAN_S) / 60.0
+    latest_ms = report["start_delay_ms"]["max"]
+    delay = "" if latest_ms is None else f", starts within {latest_ms:.0f} ms"
+    return (
+        f"{report['policy']}: {done}, violated {broken}, {sum(report['spoiled'])} spoiled, "
+        f"{report['actuations'] / minutes:.0f} changes a minute, guard {report['guard']['steps']} "
+        f"steps{delay}"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,6 +106,9 @@ def parser() -> argparse.ArgumentParser:
     options = OneLineParser(prog="python -m benchmarks.local", description=__doc__.splitlines()[1])
     add = options.add_argument
     add("--scenario", default="local", help="as measured here, a YAML file (%(default)s)")
+    shipped = f"{CHECKPOINT}, {RULE}"
+    add("--policy", action="append", help=f"who runs, the first against the others ({shipped})")
+    add("--neighbour", action="store_true", help="a busy process disturbs, half of the time")
     add("--turns", type=whole_number(1), default=3, help="runs of each (%(default)s)")
     add("--json", type=Path, help="write the reports there")
     return options
@@ -90,17 +121,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     arguments = parser().parse_args(argv)
+    policies = arguments.policy or [str(CHECKPOINT), str(RULE)]
     turns = []
     with exit_on_bad_input():
         require_writable(arguments.json)
         load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
         if not CHECKPOINT.is_file():
             raise InputError(f"{CHECKPOINT}: not found; run this in the repository's folder")
-        with docker_daemon() as url:
+        noise = disturbed() if arguments.neighbour else contextlib.nullcontext()
+        with docker_daemon() as url, noise:
             for number in range(arguments.turns):
-                reports = turn(number, arguments.scenario, url, FOLDER / "turns")
+                reports = turn(number, policies, arguments.scenario, url, FOLDER / "turns")
                 turns.append(reports)
-                verdict = "reached" if reached(*reports) else "MISSED"
+                verdict = "reached" if reached(reports[0], reports[1:]) else "MISSED"
                 print(" | ".join(map(line, reports)), "|", verdict, flush=True)
         if arguments.json:
             write_json(turns, arguments.json)
