@@ -25,7 +25,7 @@ class Policy(Protocol):
 
     :param name: what tables call the policy
     :param period_s: seconds until the next decision; read after every decision
-    :param wakes: whether a job's end or a move of the load ends that wait early
+    :param wakes: whether a job's end, a move of the load or a step of the SLO guard ends it early
     :param regulated: whether the regulator stands between the policy and the actuator
     :param probe_window_s: seconds that a reading of latency or of cycles per instruction covers at
         least; 0 if the policy reads neither

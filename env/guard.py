@@ -135,7 +135,8 @@ def climb(control):
     :param control: a control row (`env.control`)
     """
     if control.guard_lowered_s > control.guard_acted_s:
-        # Right after coming down the back-off doubles, later than it was it halves.
+        # A climb right after coming down doubles the back-off, one that comes after the back-off's
+        # own length leaves it, and every further such length halves it.
         again_s = control.guard_back_off * control.interval_s
         factor = 2.0 ** (1.0 - (control.now_s - control.guard_lowered_s) / again_s)
         control.guard_back_off = min(max(control.guard_back_off * factor, 1.0), MOST_BACK_OFF)

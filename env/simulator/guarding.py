@@ -27,11 +27,12 @@ callable_from_kernel(
     regulator.was_busier,
 )
 
-# Run-queue delay per CPU second (measured on a 2-core VM, facts of section 5): memcached alone or
-# with background work, and with work of equal weight on its vCPUs.
+# Run-queue delay per CPU second (measured on a 2-core VM): memcached alone or with background work,
+# and with work of equal weight on its vCPUs.
 CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
 
 PROBES_PER_S = 1000.0
+"""What a latency probe sends, as that of `deploy/load/probe.py` does."""
 
 _SOON_S = 1e-9
 
@@ -82,6 +83,9 @@ def guard_changes_level(h):
 def next_guard_s(h):
     """
     The first poll at which the guard may change its level if all rates stay as they are.
+
+    What it sees scatters at that poll and not before: where the budget burns at little more than
+    its limit, a real guard, which sees every poll's scatter, acts somewhat sooner.
 
     :param h: host row
     """

@@ -1,10 +1,11 @@
 """
 One simulated host, one step at a time: the events that join load, service, jobs and control.
 
-Between two events (the load moves, an actuation lands, a job ends, a backlog is gone, the
-policy decides) every rate is constant, so a host is advanced from event to event exactly, with
-no time step to choose. What holds between them is in `env.simulator.rates`, how allocations come
-into force in `env.simulator.sending`, and what a policy sees of it in `env.simulator.sensing`.
+Between two events (the load moves, an actuation lands, a job ends, a backlog is gone, a hiccup
+begins or ends, the SLO guard acts, the policy decides) every rate is constant, so a host is
+advanced from event to event exactly, with no time step to choose. What holds between them is in
+`env.simulator.rates`, how allocations come into force in `env.simulator.sending`, and what a policy
+sees of it in `env.simulator.sensing`.
 
 Every function takes a host row `h` (`env.simulator.host`) and is plain scalar Python; numba
 compiles it, and `function.py_func` is the same code uncompiled.

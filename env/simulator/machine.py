@@ -369,7 +369,7 @@ class SimulatedMachine:
 
         :param window_s: what a reading covers at least [s]; a slower reader's covers all since its
             last one. 0 shows nothing
-        :param runs: whether the machine has a probe at all; the SLO guard asks it in any case
+        :param runs: whether the machine has a probe; if so the SLO guard asks it, shown or not
         """
         self.host.probe_runs = runs
         self.host.probe_window_s = window_s if runs else 0.0
@@ -448,7 +448,8 @@ class SimulatedMachine:
         Let time pass until `until_s`, the end of the episode at the latest, and sense.
 
         :param until_s: time of the policy's next decision [s]
-        :param wake: whether a job's end or a load move ends the wait at the next poll
+        :param wake: whether a job's end, a move of the load, a hiccup that polls can see or a step
+            of the SLO guard ends the wait at the next poll
         """
         self.pass_time(until_s, wake)
         self.sense()

@@ -3,8 +3,8 @@ The best schedule that a long search finds when it knows the whole load trace.
 
 A schedule says, for each job: after which other job it starts, with how many threads, on which
 vCPUs at which weight, and on which vCPUs once few jobs are left; and above which load memcached
-gets its largest set, ahead of time. It runs in the simulator's own kernel, regulator and random
-numbers included; simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
+gets its largest set, ahead of time. It runs in the simulator's own kernel, with regulator, SLO
+guard and random numbers; simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
 """
 
 import math

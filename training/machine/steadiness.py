@@ -3,8 +3,8 @@ How steadily this machine serves: how often the load stalls and catches up, and 
 
 memcached's counters are polled under a steady load, as the control loop polls them. A *stall* is a
 run of polls below `STEADY` of the median rate, one of them below `STALLED`, after which most of
-what was missed is caught up. While memcached's vCPU was stolen, nobody else had stalled: that is a
-*steal*, as long as the guest's clock says (ticks of 10 ms, so that many short ones look like one).
+what was missed is caught up. A run in which memcached's vCPU was stolen is no stall but a *steal*,
+as long as the guest's clock says (ticks of 10 ms, so that many short ones look like one).
 """
 
 from __future__ import annotations

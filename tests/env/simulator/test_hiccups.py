@@ -214,11 +214,15 @@ WITHOUT: Any = {
         [975803172, 1967795864],
     ),
 }
-"""Episodes as they were before there were hiccups: end, requests, reward, random state."""
+"""
+Episodes of a profile without hiccups: end, requests, reward, random state.
+
+Recorded after hiccups and the SLO guard came in, to show what changes them.
+"""
 
 
 @pytest.mark.parametrize("variation", WITHOUT)
-def test_without_hiccups_nothing_is_drawn_and_all_is_as_it_was(variation: Variation) -> None:
+def test_without_hiccups_nothing_is_drawn_and_all_is_as_recorded(variation: Variation) -> None:
     scenario = SCENARIO.with_changes(delays={"starts_ahead": False})
     rig = Rig(EpisodeFactory(scenario, CALM.profile, variation))
     rng, reward, ended = np.random.default_rng(5), 0.0, 0
