@@ -153,7 +153,7 @@ class StopRequest:
 
 class Loop:
     """
-    One deployment, from its first decision to its last job.
+    One deployment, from the making of its jobs to the last one's end.
 
     :param machine: what it reads and changes
     :param policy: decides; reset for the scenario
@@ -178,7 +178,7 @@ class Loop:
         machine.watch(policy.probe_window_s)
 
     def run(self) -> None:
-        """Decide until all jobs have ended, or until asked to stop."""
+        """Have the jobs made, then decide until all have ended; or until asked to stop."""
         self._await_readings()
         for _ in self.machine.prepare():
             if self._sample_is_due:
