@@ -104,9 +104,7 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
 
     :param settings: say where it is
     """
-    import docker  # late, as it takes memory: only who runs containers needs it
-
-    from deploy.jobs.containers import connect
+    from deploy.jobs.containers import connect, sdk  # late: only who runs containers needs it
 
     try:
         address = docker_address(settings)
@@ -116,7 +114,7 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
     try:
         with contextlib.closing(connect(address)) as client:
             version = client.version()["Version"]
-    except (docker.errors.DockerException, OSError):
+    except (sdk().errors.DockerException, OSError):
         found = f"at {address} cannot be reached: is it running, and are you root? "
         yield Finding(FAULT, "Docker", f"{found}--runtime process does without it")
         return

@@ -192,6 +192,9 @@ def test_a_burst_of_late_probes_takes_jobs_off_memcacheds_vcpus_within_two_polls
     assert any("guard up to level 2" in event.detail for event in recorder.recent)
     machine.advance(machine.polled_s + 0.2)
     assert machine.guard_s > 0.0
+    assert machine.guard_level > 0
+    machine.apply(machine.applied, regulator_on=False)
+    assert recorder.recent[-1].guard_level == machine.guard_level == 0
     probe.stop()
     vcpus.close()
     recorder.close()
