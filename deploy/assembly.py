@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 FIND_LIMIT_S = 1.0
 """How long memcached may take to answer at the start."""
 
-LONGEST_PERIOD_S = 0.2
-"""The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
-
 DOCKER_SOCKET = "unix:///var/run/docker.sock"
 
 

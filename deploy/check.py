@@ -250,14 +250,22 @@ def _normal_weight() -> Finding:
 def _docker(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
     if settings.runtime != "docker":
         return
-    from deploy.jobs.containers import connect
+    from deploy.jobs.containers import docker_fault, sdk
 
     answers = list(docker_answers(settings))
     yield from answers
     if answers[0].verdict == FAULT:
         return
-    client = connect(docker_address(settings))
-    with contextlib.closing(client):
+    try:
+        yield from _daemon(scenario, docker_address(settings))
+    except (sdk().errors.DockerException, OSError) as error:
+        yield Finding(FAULT, "Docker", docker_fault(error))
+
+
+def _daemon(scenario: Scenario, address: str) -> Iterator[Finding]:
+    from deploy.jobs.containers import connect
+
+    with contextlib.closing(connect(address)) as client:
         info: dict[str, Any] = client.info()
         driver = info.get("CgroupDriver", "?")
         yield Finding(

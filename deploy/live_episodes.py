@@ -147,7 +147,8 @@ class Episode:
         with contextlib.ExitStack() as stack:
             self._take_hold(settings, stack)
             self._await_load(settings)
-            self.machine.prepare(lambda: False)
+            for _ in self.machine.prepare():
+                pass
             self.control: ControlState = self.machine.sense()
             self.control.settled_qps = self.control.qps
             self._began_s = self.machine.polled_s

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.assembly import LONGEST_PERIOD_S, docker_address, usable_hierarchy
+from deploy.assembly import docker_address, usable_hierarchy
 from deploy.jobs.placement import online_vcpus
 from deploy.linux.own_folder import OwnFolder
 from deploy.settings import Settings
@@ -21,6 +21,9 @@ from env.scenario import Scenario
 OK, WARNING, FAULT = "ok", "warn", "FAIL"
 
 LEAST_DISK_MIB = 200
+
+LONGEST_PERIOD_S = 0.2
+"""The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,10 @@ def require(scenario: Scenario, settings: Settings) -> None:
     """
     looks = [period(scenario)]
     if not settings.dry_run:
-        looks += [vcpus(scenario), folders(settings), groups(settings)]
-        if settings.runtime == "docker" and not settings.resume:
+        looks += [vcpus(scenario), folders(settings)]
+    if not (settings.dry_run or settings.resume):  # who runs resumed jobs is in the state
+        looks.append(groups(settings))
+        if settings.runtime == "docker":
             looks.append(docker_answers(settings))
     for look in looks:
         for finding in look:
@@ -99,9 +104,7 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
 
     :param settings: say where it is
     """
-    import docker  # late, as it takes memory: only who runs containers needs it
-
-    from deploy.jobs.containers import connect
+    from deploy.jobs.containers import connect, sdk  # late: only who runs containers needs it
 
     try:
         address = docker_address(settings)
@@ -111,7 +114,7 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
     try:
         with contextlib.closing(connect(address)) as client:
             version = client.version()["Version"]
-    except (docker.errors.DockerException, OSError):
+    except (sdk().errors.DockerException, OSError):
         found = f"at {address} cannot be reached: is it running, and are you root? "
         yield Finding(FAULT, "Docker", f"{found}--runtime process does without it")
         return

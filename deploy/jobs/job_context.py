@@ -25,6 +25,7 @@ class JobContext:
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens
     :param ahead: vCPUs and weight that attempts are made ahead with
+    :param unsaved: whether the disk has refused the state as it is now
     """
 
     runtime: Runtime

@@ -92,7 +92,7 @@ class JobRun:
         self._written = _Written()
         self._paused_at_s: float | None = None
         self._doubted = False  # the guardian may have resumed the job
-        self._passed = self._ended = False  # the attempt: its gate, its life
+        self._passed = self._ended = False  # the attempt is past its gate, has ended
         self._spares = SPARES
         self._to_remove: Instance | None = None
         self._call: _Call | None = None
@@ -138,7 +138,6 @@ class JobRun:
         """CPU seconds this attempt has used; the last good reading where there is no new one."""
         instance = self.instance
         if instance is not None and instance.placement is not None and self.record.opened:
-            # Without a new reading the last one stays.
             with contextlib.suppress(OSError, ValueError):
                 self._cpu_s = instance.placement.cpu_s() - self._cpu_before_s
         return self._cpu_s
@@ -380,7 +379,7 @@ class JobRun:
         """
         Runs in the worker: make an attempt, unless a call that seemed to fail has done so.
 
-        Returns whether it has begun, too, which one of a loop before us may have.
+        Returns whether it has begun, too: one that is found, of a loop before us, may have.
         """
         runtime = self._context.runtime
         found = runtime.find(attempt)
@@ -402,7 +401,7 @@ class JobRun:
         try:
             self._passed = gate.let_through(folder, record.threads)
         except OSError as error:
-            self._complain(f"its gate does not open: {error}")
+            self._complain(f"its gate does not open: {fault(error)}")
         if self._passed and record.attempts == 1 and record.begun_s is None:
             self._note_begun(folder)
 
@@ -452,7 +451,7 @@ class JobRun:
             return
         except Exception as error:
             # Whatever Docker or the kernel come up with: tried again, and reported once.
-            self._put_off(call.what, f"{type(error).__name__}: {error}", now_s)
+            self._put_off(call.what, f"{type(error).__name__}: {fault(error)}", now_s)
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
         if call.what == "making":

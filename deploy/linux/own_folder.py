@@ -42,7 +42,8 @@ class OwnFolder:
             raise refused if error.errno in (errno.ENOTDIR, errno.ELOOP) else error from None
         found = os.fstat(self._file)
         forbidden = OTHERS_RIGHTS if closed else OTHERS_WRITE
-        if not closed and _is_own_group(found.st_gid):
+        # All users are listed for it: only where it matters.
+        if not closed and found.st_mode & stat.S_IWGRP and _is_own_group(found.st_gid):
             forbidden &= ~stat.S_IWGRP
         if found.st_uid != os.geteuid() or found.st_mode & forbidden:
             self.close()

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -118,22 +118,25 @@ class Probe:
         :param start_s: on the monotonic clock [s]
         :param end_s: on the monotonic clock [s]
         """
-        recent = takewhile(lambda record: record[0] >= start_s, reversed(self._records))
-        return [late_s for due_s, late_s, _ in recent if due_s < end_s]
+        return [late_s for _, late_s, _ in self._due(start_s, end_s)]
 
     def own_late(self, start_s: float, end_s: float) -> float:
         """
         Share of the requests due in a stretch of time that the probe itself sent late.
 
-        Requests are due at random moments and need the probe's vCPU as answers do, so it is late to
-        read as many answers.
+        About as many answers were read late: both wait for the probe's vCPU at random moments.
 
         :param start_s: on the monotonic clock [s]
         :param end_s: on the monotonic clock [s]
         :return: 0 to 1; 0 where none was due
         """
-        own = [own_s > realtime.LATE_S for due, _, own_s in self._records if start_s <= due < end_s]
+        own = [own_s > realtime.LATE_S for _, _, own_s in self._due(start_s, end_s)]
         return sum(own) / max(1, len(own))
+
+    def _due(self, start_s: float, end_s: float) -> Iterator[tuple[float, float, float]]:
+        """The records of a stretch of time, the latest first; older ones are not looked at."""
+        recent = takewhile(lambda record: record[0] >= start_s, reversed(self._records))
+        return (record for record in recent if record[0] < end_s)
 
     def late_lately(self, limit_s: float) -> tuple[int, int]:
         """
@@ -401,7 +404,7 @@ def parser() -> argparse.ArgumentParser:
         default=realtime.last_cpu(),
         help="the vCPU to run on (%(default)s)",
     )
-    add("--raw", action="store_true", help="write binary records (due, latency) for a program")
+    add("--raw", action="store_true", help="write binary records (due, latency, own delay)")
     return line
 
 

@@ -3,11 +3,14 @@ The actuator: makes the machine hold an allocation, and knows what it holds.
 
 memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
 making, pausing and resuming go to a worker thread (`deploy.jobs.job_run`), so that Docker never
-holds memcached up. Attempts are made ahead, while memcached has time to spare, and wait at gates
-that the loop opens when their start is decided. Making and removing take turns, with rests between
-them. When sets move, memcached first gets what is new to it,
-then the jobs leave, then memcached leaves, then the jobs come: nobody is ever without a vCPU, and
-nobody who competes with memcached is on its vCPUs.
+holds memcached up.
+
+Attempts are made ahead, while memcached has time to spare, and wait at gates that the loop opens
+when their start is decided. Making and removing take turns, with rests between them.
+
+When sets move, memcached first gets what is new to it, then the jobs leave, then memcached leaves,
+then the jobs come: nobody is ever without a vCPU, and nobody who competes with memcached is on its
+vCPUs.
 """
 
 import os
@@ -81,7 +84,7 @@ class Actuator:
         self._complaint = ""
         self._service_changes = 0
         self._save_at_s = 0.0
-        self._begun = False  # nothing is made ahead before the first decision: its jobs come first
+        self._begun = False  # nothing is made before `apply` has said which vCPUs memcached has
         self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
         self._turn_from_s = self._rest_until_s = self._held_from_s = 0.0

@@ -9,7 +9,7 @@ sees the new load and not a mixture.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from deploy.linux.counters import CpiSensor
@@ -278,20 +278,23 @@ class LiveMachine:
                 row.cores[index] = row.desired_cores[index] = mask
         self._applied = regulated(row, self.scenario)
 
-    def prepare(self, stopped: Callable[[], bool]) -> None:
+    def prepare(self) -> Iterator[None]:
         """
         Have the jobs made before the first decision, so that a start only opens a gate.
 
-        Jobs that run already stay as they are, and memcached has its largest set meanwhile.
+        memcached has its largest set meanwhile. Where a job has run already, as after a resumption,
+        decisions come first, and what is not made yet is made beside them.
 
-        :param stopped: asked at every poll: whether to go on at once
+        :return: a step for each poll, until the jobs are made or `PREPARE_LIMIT_S` has passed
         """
+        runs = self.actuator.jobs.values()
+        if any(run.state != JobState.PENDING for run in runs):
+            return
         self.apply(self._applied)
         give_up_s = self.now_s + PREPARE_LIMIT_S
-        while self.now_s < give_up_s and not stopped():
-            if all(run.settled for run in self.actuator.jobs.values()):
-                return
+        while self.now_s < give_up_s and not all(run.settled for run in runs):
             self.advance(self.now_s)
+            yield
 
     def watch(self, probe_window_s: float) -> None:
         """
@@ -338,7 +341,9 @@ class LiveMachine:
         row = self._up_to_date()
         if allocation is not self._settled or not regulator_on:
             set_desired(row, allocation, self.scenario)
+            level = row.guard_level
             decide_allocation(row, regulator_on)
+            self._note_guard(level, "the regulator is off")
             self._send()
             self._settled = allocation if regulator_on and not row.overruled_reasons else None
         self._note_decided()
@@ -461,12 +466,10 @@ class LiveMachine:
         note_use(row, row.qps, row.cpu_cores, span_s)
         share = self._late_share(span_s)
         note_late(row, row.late_lately if share is None else share, span_s)
-        lately, gone, before = row.late_lately, row.late_share / LATE_LIMIT, row.guard_level
+        lately, gone, level = row.late_lately, row.late_share / LATE_LIMIT, row.guard_level
         if step_guard(row):
-            verb = "up" if row.guard_level > before else "down"
             why = f"{100 * lately:.0f} % late just now, {100 * gone:.0f} % of the budget gone"
-            detail = f"guard {verb} to level {row.guard_level}: {LEVELS[row.guard_level]} ({why})"
-            self._recorder.event("custom", SCHEDULER, detail=detail)
+            self._note_guard(level, why)
             regulate_again(row)
             self._settled = None
             self._send()
@@ -539,6 +542,14 @@ class LiveMachine:
         price_s = cpu.cpu_s / max(1, requests.count)
         moved = abs(sensor.cpu_cores - self._decided_cpu) > threshold * price_s
         return cpu.time_s if moved and requests.count > 0 else None
+
+    def _note_guard(self, before: int, why: str) -> None:
+        """Record that the guard has changed its level, if it has."""
+        level = self.guard_level
+        if level != before:
+            verb = "up" if level > before else "down"
+            detail = f"guard {verb} to level {level}: {LEVELS[level]} ({why})"
+            self._recorder.event("custom", SCHEDULER, detail=detail)
 
     def _note_overruled(self) -> None:
         """Record why the regulator overruled; called when the reasons have changed."""

@@ -153,7 +153,7 @@ class StopRequest:
 
 class Loop:
     """
-    One deployment, from its first decision to its last job.
+    One deployment, from the making of its jobs to the last one's end.
 
     :param machine: what it reads and changes
     :param policy: decides; reset for the scenario
@@ -178,9 +178,13 @@ class Loop:
         machine.watch(policy.probe_window_s)
 
     def run(self) -> None:
-        """Decide until all jobs have ended, or until asked to stop."""
+        """Have the jobs made, then decide until all have ended; or until asked to stop."""
         self._await_readings()
-        self.machine.prepare(lambda: bool(self._stop.number))
+        for _ in self.machine.prepare():
+            if self._sample_is_due:
+                self._sample(self.machine.telemetry())
+            if self._stop.number:
+                break
         while not (self.machine.over or self._stop.number):
             self.step()
         self._sample(self.machine.telemetry())
@@ -192,10 +196,13 @@ class Loop:
         changes = machine.actuator.changes
         allocation = guarded.decide(telemetry, stale)
         machine.apply(allocation, guarded.regulated)
-        due = telemetry.time_s - self._sampled_s >= SAMPLE_EVERY_S
-        if due or machine.actuator.changes != changes:
+        if self._sample_is_due or machine.actuator.changes != changes:
             self._sample(telemetry)
         machine.advance(telemetry.time_s + guarded.period_s, guarded.wakes)
+
+    @property
+    def _sample_is_due(self) -> bool:
+        return self.machine.polled_s - self._sampled_s >= SAMPLE_EVERY_S
 
     def _sample(self, telemetry: Telemetry) -> None:
         self._sampled_s = telemetry.time_s

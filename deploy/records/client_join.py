@@ -111,7 +111,7 @@ def join(folder: Path, path: Path, jobs_s: tuple[float, float], slo_us: float) -
     :param folder: of the run's records
     :param path: mcperf's output
     :param jobs_s: from the first job's start to the last one's end, since the run's start [s]
-    :param slo_us: the SLO
+    :param slo_us: the SLO [µs]
     :raises InputError: if the output is not of this run, or does not say when its intervals were;
         nothing is written then
     :raises OSError: if the disk refuses it

@@ -80,7 +80,8 @@ def _restore_service(state: State) -> str:
 
 
 def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[JobGroup]) -> str:
-    if not any(record.attempts for record in state.jobs.values()):
+    # An attempt that died at its gate does not count, and may have left a container.
+    if not (folder.attempt_folders() or any(record.attempts for record in state.jobs.values())):
         return ""
     trouble = ""
     for _ in range(ATTEMPTS):

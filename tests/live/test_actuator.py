@@ -82,6 +82,20 @@ def test_jobs_that_cannot_be_ended_are_named_and_keep_nothing_else_from_being_un
     assert not run._group.exists()
 
 
+def test_what_is_left_of_an_attempt_that_does_not_count_is_ended(actuator):
+    ended = []
+
+    class Seen(ProcessRuntime):
+        def sweep(self, folders, groups):
+            ended.extend(folders)
+
+    state, folder = actuator.state, actuator._context.folder
+    made = actuator.jobs["dedup"].attempt(1).folder
+    assert state.jobs["dedup"].attempts == 0
+    assert undo(state, folder, Seen(), usable_hierarchy()) == []
+    assert ended == [made]
+
+
 def refuse(*arguments):
     raise OSError(28, "No space left on device")
 

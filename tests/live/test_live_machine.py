@@ -1,15 +1,19 @@
-"""The machine as a policy sees it: moves of the load, slack, a probe that dies."""
+"""The machine as a policy sees it: jobs made ahead, moves of the load, slack, a dying probe."""
 
+import contextlib
+import math
 import os
 import select
 import signal
 import time
 from collections import deque
 
+import agents
 from deploy.linux.sensors import Cpu, Requests, VcpuClock
 from deploy.load.probe import Probe
 from deploy.loop.dry_run import DryActuator
 from deploy.loop.live_machine import LiveMachine
+from deploy.loop.loop import Loop, StopRequest
 from deploy.records.recorder import Recorder
 from deploy.records.state import State
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -36,6 +40,9 @@ class Scripted:
         if rate is not None:
             self.requests, self.qps = Requests(now_s, 1), rate
 
+    def age_s(self, now_s):
+        return 0.0 if self.requests is not None else math.inf
+
     @property
     def polls_left(self):
         return len(self._rates)
@@ -54,6 +61,52 @@ def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, 
     assert sensor.polls_left == 1
     vcpus.close()
     recorder.close()
+
+
+@contextlib.contextmanager
+def unmade(scenario_file, tmp_path, polls):
+    """A machine whose first job is still being made, and its actuator, sensor and recorder."""
+    scenario = load_scenario(scenario_file())
+    state = State("made", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor, vcpus, dry = Scripted(*[0.0] * polls), VcpuClock(2, None), DryActuator(scenario, state)
+    dry.jobs["dedup"].settled = False
+    yield LiveMachine(scenario, dry, sensor, vcpus, recorder), dry, sensor, recorder
+    vcpus.close()
+    recorder.close()
+
+
+def test_preparing_goes_on_until_the_jobs_are_made(scenario_file, tmp_path):
+    with unmade(scenario_file, tmp_path, 3) as (machine, dry, sensor, _):
+        steps = machine.prepare()
+        next(steps)
+        next(steps)
+        dry.jobs["dedup"].settled = True
+        assert list(steps) == []
+        assert sensor.polls_left == 1
+
+
+def test_a_run_that_goes_on_is_decided_about_at_once(scenario_file, tmp_path):
+    with unmade(scenario_file, tmp_path, 1) as (machine, dry, sensor, _):
+        running = next(job for name, job in dry.jobs.items() if name != "dedup")
+        running.wanted = JobAllocation(JobState.RUNNING, (1,), Weight.BACKGROUND, 1)
+        assert list(machine.prepare()) == []
+        assert sensor.polls_left == 1
+
+
+def test_readings_are_kept_while_jobs_are_made_and_a_stop_ends_that(scenario_file, tmp_path):
+    with unmade(scenario_file, tmp_path, 99) as (machine, _, sensor, recorder):
+        stop, seen = StopRequest(), []
+        policy = agents.make("sequential")
+        policy.reset(machine.scenario)
+
+        def sample(telemetry, allocation):
+            seen.append(telemetry.time_s)
+            stop.number = 15
+
+        Loop(machine, policy, recorder, stop, [sample]).run()
+        assert len(seen) == 2  # the first poll, and the end
+        assert sensor.polls_left == 97
 
 
 class Told(DryActuator):
@@ -139,6 +192,9 @@ def test_a_burst_of_late_probes_takes_jobs_off_memcacheds_vcpus_within_two_polls
     assert any("guard up to level 2" in event.detail for event in recorder.recent)
     machine.advance(machine.polled_s + 0.2)
     assert machine.guard_s > 0.0
+    assert machine.guard_level > 0
+    machine.apply(machine.applied, regulator_on=False)
+    assert recorder.recent[-1].guard_level == machine.guard_level == 0
     probe.stop()
     vcpus.close()
     recorder.close()
