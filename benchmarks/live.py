@@ -331,6 +331,7 @@ def _deployed(
         trace = LoadTrace((20_000,) * 600, 1.0)
         client = Client(server.host, server.port, trace, realtime.last_cpu())
         try:
+            _await_line(process, b" start [", 60.0)  # until then the worker makes the jobs
             time.sleep(2.0)
             ours = [process.pid, *_forks_of(process.pid)]
             used_s, began_s = sum(map(_cpu_s, ours)), time.monotonic()
