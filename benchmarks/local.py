@@ -11,13 +11,14 @@ turn, and each turn is compared by itself. `make demo` measures the machine and 
 import argparse
 import contextlib
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, deploy
+from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, child, deploy
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
+from deploy.linux.signals import interrupt_on_stop
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
@@ -34,14 +35,9 @@ MAKESPAN_S = LIMIT_S - END_S - DRAW_S
 """The makespan of a policy that was not done in its time, at least [s]."""
 
 
-@contextlib.contextmanager
-def disturbed() -> Iterator[subprocess.Popen[bytes]]:
+def disturbed() -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     """A noisy neighbour for as long as this lasts."""
-    with subprocess.Popen(helper_command("benchmarks.neighbour")) as neighbour:
-        try:
-            yield neighbour
-        finally:
-            neighbour.kill()
+    return child(helper_command("benchmarks.neighbour"))
 
 
 def turn(
@@ -128,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
         if not CHECKPOINT.is_file():
             raise InputError(f"{CHECKPOINT}: not found; run this in the repository's folder")
+        interrupt_on_stop()  # a neighbour that outlived this would be busy for ever
         noise = disturbed() if arguments.neighbour else contextlib.nullcontext()
         with docker_daemon() as url, noise:
             for number in range(arguments.turns):
