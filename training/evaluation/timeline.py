@@ -14,6 +14,9 @@ T = TypeVar("T")
 Marks: TypeAlias = list[tuple[float, T]]
 """When something changes [s], and to what."""
 
+AT_ONCE_S = 1e-6
+"""How long a wait is cut to where a change lands in the moment it is sent in."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -152,7 +155,8 @@ class TimelineRecorder(IntervalRecorder):
         self._note_sent(machine)
         host = machine.host
         host.recorded = 1
-        return float(min(host.lands_s.min(), host.move_lands_s.min()))
+        lands_s = float(min(host.lands_s.min(), host.move_lands_s.min()))
+        return max(lands_s, host.now_s + AT_ONCE_S)
 
     def _note_sent(self, machine: SimulatedMachine) -> None:
         """Write down what was sent to the actuator and when it lands."""

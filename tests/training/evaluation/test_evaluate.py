@@ -9,6 +9,7 @@ import pytest
 import agents
 from agents import checkpoint
 from env.allocation import Allocation, JobState, cores_of
+from env.physics.parameters import GATE_LATENCY_S
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.scenario import load_scenario, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
@@ -509,3 +510,17 @@ def test_impossible_variations_are_refused_in_one_line(options, message, capsys)
         comparison.main(["--policy", "concurrent", "--episodes", "1", *options])
     error = capsys.readouterr().err
     assert ended.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_recording_goes_on_where_a_gate_opens_at_once():
+    """The profile `local` knows no latency of a gate."""
+    scenario = load_scenario("local")
+    machine = SimulatedMachine(EpisodeFactory(scenario))
+    assert machine.factory.profile.host_array()[GATE_LATENCY_S] == 0.0
+    run = run_episode(
+        machine,
+        agents.make("checkpoints/local.zip"),
+        EpisodeStart(SEED, 1),
+        recorder=TimelineRecorder(scenario),
+    )
+    assert run.summary["completed"]
