@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from deploy.assembly import usable_hierarchy
 from deploy.engines import daemon, images, memcached
 from deploy.jobs import containers
 from deploy.linux import service_process
+from deploy.linux.readiness import await_readable
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.scenario import load_scenario
@@ -219,7 +219,7 @@ class Deployment:
     def _next(self, limit_s: float) -> str | None:
         assert self.process.stdout is not None
         while b"\n" not in self._rest:
-            if not select.select([self.process.stdout], [], [], limit_s)[0]:
+            if not await_readable([self.process.stdout.fileno()], limit_s):
                 return None
             part = os.read(self.process.stdout.fileno(), 65536)
             if not part:
