@@ -138,7 +138,6 @@ def _written_down(
     Let the guardian and `--restore` know what is tried, should this program be killed meanwhile.
 
     :return: the file that says it
-
     :raises InputError: if the state folder holds a deployment, or memcached is in the background
     """
     folder = StateFolder(settings.folder)

@@ -28,7 +28,13 @@ LONGEST_PERIOD_S = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look at the machine has shown."""
+    """
+    What one look at the machine has shown.
+
+    :param verdict: `OK`, `WARNING` or `FAULT`
+    :param what: was looked at
+    :param found: in words
+    """
 
     verdict: str
     what: str
@@ -73,7 +79,7 @@ def vcpus(scenario: Scenario) -> Iterator[Finding]:
 
 def period(scenario: Scenario) -> Iterator[Finding]:
     """
-    Whether the loop beats often enough for the guardian, which else took it for dead.
+    Whether the loop beats often enough for the guardian, which would take it for dead otherwise.
 
     :param scenario: the problem
     """

@@ -5,7 +5,7 @@ Of the requests in an interval's length 5 % may be later than the SLO. Two fadin
 them: `late_share`, over about an interval, says how much of that budget is gone, and `late_lately`,
 over about 0.1 s, how fast it burns (the multiwindow, multi-burn-rate alerts of Google's *The Site
 Reliability Workbook*, 2018, chapter 5). Where it burns too fast the guard climbs, a level at a
-time, and each level tells the regulator to keep more from memcached:
+time, and each level has the regulator keep more of the machine for memcached:
 
 | level | what the regulator does |
 |---|---|
@@ -16,11 +16,12 @@ time, and each level tells the regulator to keep more from memcached:
 
 A level that changes nothing is passed at once. After a calm time the guard comes down a level; that
 time grows where it had to climb again soon, and shrinks again where it had not. Where not even
-`PAUSED_ALL` helps, jobs are not the cause: it gives them back and does not blame them for a while,
-so that a machine whose load alone breaks the SLO still finishes its jobs.
+`PAUSED_ALL` helps, jobs are not the cause: the guard gives them back and does not blame them for a
+while, so that a machine whose load alone breaks the SLO still finishes its jobs.
 
-All times are shares of an interval, because an interval is what a violation is counted by. All
-functions work on a control row (`env.control`), plain Python here, compiled in the kernel.
+All times but `LATELY_S` are shares of an interval, because an interval is what a violation is
+counted by. All functions work on a control row (`env.control`), plain Python here, compiled in the
+kernel.
 """
 
 import math
@@ -35,7 +36,7 @@ LEVELS = (
     "no job runs on memcached's vCPUs or their siblings",
     "no job runs",
 )
-"""What each level means, for who reads the records."""
+"""What holds at each level, 0 first, in the words of the records."""
 
 LATE_LIMIT = 0.05
 """The budget: this share of the requests of an interval may be later than the SLO."""
@@ -64,8 +65,9 @@ def late_by_delay(delay, calm_delay):
     """
     The share of late requests, guessed where no probe measures it.
 
-    :param delay: run delay a CPU second of memcached now
-    :param calm_delay: the same where nothing disturbs it
+    :param delay: memcached's run delay now [s a CPU second]
+    :param calm_delay: the same where nothing disturbs memcached [s a CPU second]
+    :return: 0 to 1
     """
     share = (delay / calm_delay - CALM_DELAYS) / (LATE_DELAYS - CALM_DELAYS)
     return min(max(share, 0.0), 1.0)
@@ -76,7 +78,7 @@ def note_late(control, share, span_s):
     Take in what share of the requests of a stretch of time was late.
 
     :param control: a control row (`env.control`)
-    :param share: of the requests that were due in it
+    :param share: late part of the requests that were due in it, 0 to 1
     :param span_s: its length, which ends now [s]
     """
     window_s = WINDOW * control.interval_s

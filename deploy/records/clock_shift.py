@@ -36,7 +36,13 @@ LONGEST_GAP_S = 5.0
 
 @dataclass(frozen=True)
 class Counted:
-    """Stretches between samples: from when to when, and memcached's rate in each."""
+    """
+    Stretches between samples.
+
+    :param start_s: float64[n], when each begins [s]
+    :param end_s: float64[n], when each ends [s]
+    :param qps: float64[n], memcached's rate in each [requests/s]
+    """
 
     start_s: Array
     end_s: Array
