@@ -347,6 +347,9 @@ def test_a_guardian_that_dies_or_is_stuck_is_replaced(launched, server, number, 
     wait_until(
         lambda: set(service_process.affinities(server.pid).values()) == everywhere, 5.0 * PATIENCE
     )
+    # What it still says while the output is read would be written over what was said before.
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    wait_until(lambda: os.waitid(os.P_PID, launched.pid, ended), 5.0 * PATIENCE)
     why = "has died" if number == signal.SIGKILL else "does not answer"
     assert capfd.readouterr().err.count(f"the guardian {why}; a new one watches") == 1
 
