@@ -4,7 +4,8 @@ The action: one edit of the allocation at a time.
 A decision keeps the allocation or changes one thing in it: memcached's vCPUs, or one job's
 start (with threads and weight), place or pause. Which edits are legal depends on the state,
 so each state comes with a mask; an edit drawn under the mask can be carried out. Keeping is legal
-except while nothing runs though a job could. Edits in a row are one polling period apart.
+except while nothing runs though a job could, and always while the SLO guard is up. Edits in a row
+are one polling period apart.
 
 A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
 does not hold, and follows when memcached comes and goes; a background job may share them.
@@ -29,6 +30,7 @@ from env.codes import (
     SERVICE,
     START,
 )
+from env.guard import least_service
 from env.regulator import was_busier
 from env.scenario import Scenario
 
@@ -160,7 +162,7 @@ def open_edits(control):
 
     A job can start while the memory that no launched job holds is enough for it, and it can be
     moved or paused again once its dwell time has passed. Keeping is open unless nothing runs though
-    something could.
+    something could, and whenever the SLO guard is up: who waits for it has nothing to change.
 
     :param control: a control row (`env.control`)
     """
@@ -183,19 +185,23 @@ def open_edits(control):
         elif state == PAUSED:
             bits = OPEN_PLACE
         word |= bits << BITS_PER_JOB * job
-    if word == 0 or something_runs(control):
+    if word == 0 or may_keep(control):
         word |= OPEN_KEEP
     return word
 
 
-def something_runs(control):
+def may_keep(control):
     """
-    Whether any job runs.
+    Whether the guard is up or any job runs, or would if the regulator did not hold it paused.
 
     :param control: a control row (`env.control`)
     """
+    if control.guard_level > 0:
+        return True
     for job in range(len(control.state)):
-        if control.state[job] == RUNNING and control.job_state[job] != DONE:
+        state = control.state[job]
+        held = state == PAUSED and control.desired_state[job] == RUNNING
+        if (state == RUNNING or held) and control.job_state[job] != DONE:
             return True
     return False
 
@@ -204,7 +210,8 @@ def can_serve(control, cores):
     """
     Whether memcached's vCPUs may change to `cores`, as the regulator sees it.
 
-    No vCPU is taken before its dwell time is over, nor while it was needed within the last second.
+    No vCPU is taken before its dwell time is over, while it was needed within the last second, or
+    while the SLO guard has memcached hold it.
 
     :param control: a control row (`env.control`)
     :param cores: vCPU set, a bit mask; the desired set itself is no change
@@ -212,7 +219,8 @@ def can_serve(control, cores):
     leaving = control.service & ~cores
     held = control.now_s - control.grown_at_s < control.service_dwell_s
     busy = leaving != 0 and (held or was_busier(control, cores))
-    return cores != control.desired_service and not busy
+    guarded = least_service(control) & ~cores != 0
+    return cores != control.desired_service and not busy and not guarded
 
 
 def legal_edits(control, rows, legal):
@@ -230,7 +238,7 @@ def legal_edits(control, rows, legal):
     for edit in range(len(rows)):
         legal[edit] = 1.0 if word & rows[edit, GATE] != 0 else 0.0
     for job in range(len(control.state)):
-        if control.desired_place[job] >= 0 and control.state[job] == RUNNING:
+        if control.desired_place[job] >= 0 and control.desired_state[job] == RUNNING:
             legal[control.desired_place[job]] = 0.0
     for edit in range(1, len(rows)):
         if rows[edit, KIND] != SERVICE:
@@ -248,10 +256,10 @@ def is_legal(control, rows, edit):
     """
     if rows[edit, KIND] == SERVICE:
         return can_serve(control, rows[edit, CORES])
-    if rows[edit, KIND] == KEEP and something_runs(control):
+    if rows[edit, KIND] == KEEP and may_keep(control):
         return True  # the answer to most decisions, without asking what else is open
     job = rows[edit, JOB]
-    there = control.desired_place[job] == edit and control.state[job] == RUNNING
+    there = control.desired_place[job] == edit and control.desired_state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0
 
 
@@ -286,15 +294,15 @@ def resolve_sets(control):
     Turn each job's set into vCPUs, once memcached's vCPUs are decided.
 
     A normal job gets the part of its set that memcached does not hold, or all vCPUs that are left
-    if that part is empty.
+    if that part is empty. If none is left it keeps its set, and the regulator says what becomes
+    of it.
 
     :param control: a control row (`env.control`)
     """
     left = ((1 << control.n_vcpus) - 1) & ~control.service
     for job in range(len(control.state)):
         cores = control.desired_set[job]
-        if control.desired_weight[job] == NORMAL and cores & control.service != 0:
-            cores = cores & left
-            if cores == 0:
-                cores = left
+        apart = control.desired_weight[job] == NORMAL and left != 0
+        if apart and cores & control.service != 0:
+            cores = cores & left if cores & left != 0 else left
         control.desired_cores[job] = cores

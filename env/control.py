@@ -57,6 +57,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("hold_s", real),
         ("slo_us", real),
         ("refuge", whole),  # the largest of memcached's usual sets
+        ("overflow", whole),  # the largest of all that it may have
         # What the sensors show.
         ("now_s", real),
         ("qps", real),  # over the last polling window
@@ -108,6 +109,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("guard_level", whole),
         ("guard_back_off", real),
         ("guard_hot_s", real),  # last poll at which the budget burned
+        ("guard_cool_s", real),  # and last one at which it did not
         ("guard_acted_s", real),  # last climb that changed something
         ("guard_lowered_s", real),
         ("guard_acquitted_s", real),  # until then jobs are not blamed
@@ -152,6 +154,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         hold_s=scenario.control.hold_s,
         slo_us=scenario.service.slo_us,
         refuge=refuge,
+        overflow=mask_of(scenario.service.sets[-1]),
         desired_service=refuge,
         desired_place=[-1] * n_jobs,
         desired_set=[everything] * n_jobs,
@@ -170,6 +173,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         load_moved_at_s=0.0,
         guard_back_off=1.0,
         guard_hot_s=long_ago,
+        guard_cool_s=long_ago,
         guard_acted_s=long_ago,
         guard_lowered_s=long_ago,
         guard_acquitted_s=long_ago,

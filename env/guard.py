@@ -11,13 +11,14 @@ time, and each level has the regulator keep more of the machine for memcached:
 |---|---|
 | `REFUGE` | memcached has its refuge, the largest of its usual sets |
 | `ALONE` | and no job shares its vCPUs |
-| `APART` | and none runs on their siblings |
+| `APART` | memcached overflows its refuge, where it may; no job runs on the refuge's siblings |
 | `PAUSED_ALL` | no job runs |
 
 A level that changes nothing is passed at once. After a calm time the guard comes down a level; that
-time grows where it had to climb again soon, and shrinks again where it had not. Where not even
-`PAUSED_ALL` helps, jobs are not the cause: the guard gives them back and does not blame them for a
-while, so that a machine whose load alone breaks the SLO still finishes its jobs.
+time grows where it had to climb again soon, and shrinks again where it had not. Where requests are
+late though every job has been paused for a while, jobs are not the cause: the guard gives them back
+level by level and does not blame them for a while, so that a machine whose load alone breaks the
+SLO still finishes its jobs.
 
 All times but `LATELY_S` are shares of an interval, because an interval is what a violation is
 counted by. All functions work on a control row (`env.control`), plain Python here, compiled in the
@@ -33,7 +34,7 @@ LEVELS = (
     "memcached's vCPUs are the policy's choice",
     "memcached has its refuge",
     "no job shares memcached's vCPUs",
-    "no job runs on memcached's vCPUs or their siblings",
+    "memcached overflows its refuge, no job runs beside it",
     "no job runs",
 )
 """What holds at each level, 0 first, in the words of the records."""
@@ -44,15 +45,22 @@ LATE_LIMIT = 0.05
 LATELY_S = 0.1  # what `late_lately` covers: four polls, so that one late poll shows and then fades
 WINDOW = 0.5  # what `late_share` covers, as a share of an interval; a fading share weighs twice
 
-# To climb to a level, the budget burns at more than FAST and a share of it that grows with the
-# level is gone: after 50 ms in which every request was late of an interval of 10 s the first one,
-# after 0.2 s all four. Or it burns slowly and is nearly gone.
-FAST, GONE_A_LEVEL = 2.0, 0.2
-SLOW, NEARLY_GONE = 1.0, 0.9
+# To climb to a level, the budget burns at more than FAST, or HARD where the level takes from the
+# jobs, and a share of it that grows with the level is gone: after 50 ms in which every request was
+# late of an interval of 10 s the first one, after 0.25 s all four. What is late for 50 ms and then
+# no more is a hiccup of the machine, in which jobs have no part: it burns less than HARD. Or the
+# budget burns slowly and is nearly gone: a share at the limit itself comes to that within SLOWEST
+# of an interval. In a whole one it comes to 1 - exp(-1 / WINDOW) = 0.86, so a threshold above that
+# would never be reached by what overdraws the budget by little.
+FAST, HARD, GONE_A_LEVEL = 4.0, 8.0, 0.2
+SLOW, SLOWEST = 1.0, 0.7
+NEARLY_GONE = -math.expm1(-SLOWEST / WINDOW)
 
+LASTS_S = 0.25  # what burns slowly does so for this long before it takes anything from the jobs
 SETTLE_POLLS = 3  # a step that changed something has so many polls to act
 REST = 0.1  # of an interval must be calm before a level is given back, times the back-off
-TRIAL = 0.25  # of an interval for the last level to help
+LONGEST_REST = 1.0  # interval that a level which keeps jobs from running stands in calm, at most
+TRIAL = 0.25  # of an interval with every job paused for the last level to help
 MOST_BACK_OFF = 16.0
 
 # Without a probe: run delay a CPU second, as a multiple of its calm baseline. Disturbed memcached
@@ -82,8 +90,12 @@ def note_late(control, share, span_s):
     :param span_s: its length, which ends now [s]
     """
     window_s = WINDOW * control.interval_s
+    if control.late_lately <= SLOW * LATE_LIMIT:
+        control.guard_cool_s = control.now_s - span_s
     control.late_lately += (share - control.late_lately) * -math.expm1(-span_s / LATELY_S)
     control.late_share += (share - control.late_share) * -math.expm1(-span_s / window_s)
+    if control.late_lately > SLOW * LATE_LIMIT:
+        control.guard_hot_s = control.now_s
     if control.guard_level > 0:
         control.guard_s += span_s
 
@@ -96,20 +108,25 @@ def step_guard(control):
     :return: whether the level has changed, so that the regulator must look again
     """
     before = control.guard_level
-    burning = control.late_lately > SLOW * LATE_LIMIT
-    if burning:
-        control.guard_hot_s = control.now_s
+    if before == PAUSED_ALL and still_runs(control):
+        control.guard_acted_s = control.now_s
     while must_climb(control):
         climb(control)
-    if control.guard_level == before and before > 0:
-        rest_s = min(REST * control.guard_back_off, 1.0) * control.interval_s
-        if before == PAUSED_ALL and burning:
-            if control.now_s - control.guard_acted_s >= TRIAL * control.interval_s:
-                acquit(control)
-        elif control.now_s - last_trouble_s(control) >= rest_s:
-            control.guard_level -= 1
-            control.guard_lowered_s = control.now_s
+    if control.guard_level == before and before > 0 and may_come_down(control):
+        come_down(control)
     return control.guard_level != before
+
+
+def still_runs(control):
+    """
+    Whether a job is seen to run: what pauses it is still under way.
+
+    :param control: a control row (`env.control`)
+    """
+    runs = False
+    for job in range(len(control.state)):
+        runs |= control.job_state[job] == RUNNING
+    return runs
 
 
 def must_climb(control):
@@ -125,9 +142,10 @@ def must_climb(control):
     if control.now_s - control.guard_acted_s < (SETTLE_POLLS - 0.5) * control.period_s:
         return False
     gone, burn = control.late_share / LATE_LIMIT, control.late_lately / LATE_LIMIT
-    return (burn > FAST and gone >= GONE_A_LEVEL * (level + 1)) or (
-        burn > SLOW and gone >= NEARLY_GONE
-    )
+    if burn > (FAST if level < REFUGE else HARD) and gone >= GONE_A_LEVEL * (level + 1):
+        return True
+    lasts = level < REFUGE or control.now_s - control.guard_cool_s >= LASTS_S
+    return burn > SLOW and gone >= NEARLY_GONE and lasts
 
 
 def climb(control):
@@ -137,10 +155,13 @@ def climb(control):
     :param control: a control row (`env.control`)
     """
     if control.guard_lowered_s > control.guard_acted_s:
-        # A climb right after coming down doubles the back-off, one that comes after the back-off's
+        # A climb as soon as it may again doubles the back-off, one that comes after the back-off's
         # own length leaves it, and every further such length halves it.
+        free_s = control.guard_lowered_s
+        if control.guard_acquitted_s <= control.now_s:
+            free_s = max(free_s, control.guard_acquitted_s)
         again_s = control.guard_back_off * control.interval_s
-        factor = 2.0 ** (1.0 - (control.now_s - control.guard_lowered_s) / again_s)
+        factor = 2.0 ** (1.0 - (control.now_s - free_s) / again_s)
         control.guard_back_off = min(max(control.guard_back_off * factor, 1.0), MOST_BACK_OFF)
         control.guard_lowered_s = control.guard_acted_s
     control.guard_level += 1
@@ -150,28 +171,60 @@ def climb(control):
         control.late_lately = 0.0
 
 
-def acquit(control):
+def may_come_down(control):
     """
-    Pausing all jobs has not helped: give them back, and do not blame them for a while.
+    Whether it is time to give a level back.
+
+    It is after a calm time. It is, too, where requests are late though all jobs have been paused
+    for a while: jobs are then acquitted, and come back level by level, calm or not.
 
     :param control: a control row (`env.control`)
     """
-    control.guard_acquitted_s = control.now_s + control.guard_back_off * control.interval_s
-    control.guard_back_off = min(2.0 * control.guard_back_off, MOST_BACK_OFF)
-    control.guard_level = harmless(control)
+    level, interval_s = control.guard_level, control.interval_s
+    tried = control.now_s - control.guard_acted_s >= TRIAL * interval_s
+    if level == PAUSED_ALL and tried and control.late_lately > SLOW * LATE_LIMIT:
+        control.guard_acquitted_s = control.now_s + control.guard_back_off * interval_s
+        return True
+    if control.now_s < control.guard_acquitted_s and level > harmless(control):
+        return control.now_s - control.guard_lowered_s >= REST * interval_s
+    return control.now_s - last_trouble_s(control) >= rest_s(control)
+
+
+def come_down(control):
+    """
+    One level down, and past levels that leave the jobs no vCPU either.
+
+    :param control: a control row (`env.control`)
+    """
+    control.guard_level -= 1
+    while control.guard_level >= ALONE and kept_off(control) == (1 << control.n_vcpus) - 1:
+        control.guard_level -= 1
     control.guard_lowered_s = control.now_s
+
+
+def rest_s(control):
+    """
+    How long it must be calm before the present level is given back [s].
+
+    :param control: a control row (`env.control`)
+    """
+    rest = REST * control.guard_back_off
+    if control.guard_level > harmless(control):
+        rest = min(rest, LONGEST_REST)
+    return rest * control.interval_s
 
 
 def harmless(control):
     """
     The level that keeps no job from running, so that it may stand while jobs are not blamed.
 
-    That is `REFUGE`, but where the refuge is the whole machine: jobs that share nothing would wait
-    as long as it stood.
+    That is `REFUGE`, but where the refuge is the whole machine and not shared: jobs would wait as
+    long as it stood.
 
     :param control: a control row (`env.control`)
     """
-    return 0 if control.refuge == (1 << control.n_vcpus) - 1 else REFUGE
+    whole = control.refuge == (1 << control.n_vcpus) - 1
+    return 0 if whole and control.share_service_cores == 0 else REFUGE
 
 
 def last_trouble_s(control):
@@ -190,7 +243,7 @@ def kept_already(control):
 
     :param control: a control row (`env.control`)
     """
-    if control.refuge & ~control.service != 0:
+    if least_service(control) & ~control.service != 0:
         return False
     for job in range(len(control.state)):
         if control.state[job] == RUNNING and (
@@ -200,9 +253,23 @@ def kept_already(control):
     return True
 
 
+def least_service(control):
+    """
+    The vCPUs that the level has memcached hold at least, a bit mask; 0 if any will do.
+
+    :param control: a control row (`env.control`)
+    """
+    if control.guard_level >= APART:
+        return control.overflow
+    return control.refuge if control.guard_level >= REFUGE else 0
+
+
 def kept_off(control):
     """
     The vCPUs that the level keeps every job off, a bit mask.
+
+    The refuge's siblings are among them, those of what memcached overflows to are not: on four
+    vCPUs nothing would be left.
 
     :param control: a control row (`env.control`)
     """
@@ -211,6 +278,6 @@ def kept_off(control):
     cores = control.service
     if control.guard_level >= APART:
         for vcpu in range(control.n_vcpus):
-            if (control.service >> vcpu) & 1 and control.sibling[vcpu] >= 0:
+            if (control.refuge >> vcpu) & 1 and control.sibling[vcpu] >= 0:
                 cores |= 1 << control.sibling[vcpu]
     return cores

@@ -13,8 +13,8 @@ All functions work on a control row (`env.control`), plain Python here, compiled
 
 import math
 
-from env.codes import DONE, NORMAL, PAUSED, PENDING, RUNNING
-from env.guard import PAUSED_ALL, REFUGE, kept_off
+from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
+from env.guard import PAUSED_ALL, kept_off, least_service
 
 STRANDED, DWELL, SHARING, MEMORY, PAUSE_FLAP, MOVE_FLAP, HICCUP, GUARD = (1 << n for n in range(8))
 REASONS = {
@@ -93,7 +93,7 @@ def regulate_service(control):
     """
     Decide memcached's vCPUs: it grows at once, and shrinks only after the dwell time.
 
-    It shrinks after a second without a peak only, and under the guard it has its refuge.
+    It shrinks after a second without a peak only, and under the guard it has its refuge or more.
 
     :param control: a control row (`env.control`)
     """
@@ -102,8 +102,9 @@ def regulate_service(control):
     if service == 0:
         service = control.service
         overrule(control, STRANDED)
-    if control.guard_level >= REFUGE and control.refuge & ~service != 0:
-        service |= control.refuge
+    least = least_service(control)
+    if least & ~service != 0:
+        service |= least
         overrule(control, GUARD)
     leaving = control.service & ~service
     if leaving != 0 and control.now_s - control.grown_at_s < control.service_dwell_s:
@@ -180,7 +181,8 @@ def place(control, job, state):
     """
     Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping.
 
-    Those that the guard wants free are closed to it in any case.
+    Those that the guard wants free are closed to it in any case. Where none is left only because
+    memcached holds more than was desired, a job that may share does so in the background meanwhile.
 
     :param control: a control row (`env.control`)
     :param job: index of the job
@@ -189,9 +191,10 @@ def place(control, job, state):
     """
     everything = (1 << control.n_vcpus) - 1
     weight = control.desired_weight[job]
-    cores = control.desired_cores[job] & everything
-    if cores == 0:
-        cores = everything
+    wanted = control.desired_cores[job] & everything
+    if wanted == 0:
+        wanted = everything
+    cores = wanted
     apart = weight == NORMAL or control.share_service_cores == 0
     closed = kept_off(control) | (control.service if apart else 0)
     if cores & closed != 0:
@@ -199,6 +202,9 @@ def place(control, job, state):
         cores = cores & ~closed
         if cores == 0:
             cores = everything & ~closed
+        more = control.service & ~control.desired_service
+        if cores == 0 and more != 0 and kept_off(control) == 0 and control.share_service_cores != 0:
+            cores, weight, closed = wanted, BACKGROUND, 0
         # Where nothing is left for it, a job leaves whatever its dwell time says.
         if cores == 0:
             return PAUSED if control.state[job] != PENDING else PENDING

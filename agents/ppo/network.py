@@ -100,9 +100,9 @@ class KnownMasks:
         :param control: a control row
         :return: float32[n_edits], 0 where an edit is legal and -inf where it is not
         """
-        places = tuple(control.desired_place)
+        places, desired = tuple(control.desired_place), tuple(control.desired_state)
         # This is all that `legal_edits` looks at.
-        seen = (open_edits(control), tuple(control.state), places)
+        seen = (open_edits(control), desired, places)
         key = (*seen, *[can_serve(control, cores) for cores in self._service_sets])
         known = self._known.get(key)
         if known is None:

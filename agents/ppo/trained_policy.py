@@ -84,8 +84,6 @@ class PPOPolicy:
             control.settled = 0
             self._adopt(telemetry.applied)
         self._seen = telemetry.applied
-        control.qps = telemetry.service.qps
-        control.cpu_cores = telemetry.service.cpu_cores
         if self._first:
             control.settled_qps = control.qps
             self._first = False
@@ -103,6 +101,8 @@ class PPOPolicy:
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control
         control.now_s = telemetry.time_s
+        control.qps = telemetry.service.qps
+        control.cpu_cores = telemetry.service.cpu_cores
         control.peak_qps = telemetry.service.peak_qps
         control.peak_cpu_cores = telemetry.service.peak_cpu_cores
         control.probed_p95_us = telemetry.service.p95_us or 0.0

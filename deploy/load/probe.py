@@ -143,16 +143,16 @@ class Probe:
         How many requests are known of since the last call, and how many of them are late.
 
         A request that has no answer yet counts as late once it is over the limit. When its answer
-        comes it is not counted again.
+        comes it is not counted again. What the probe itself was late to send is not the server's.
 
         :param limit_s: what is late [s]
         """
         count = late = 0
-        for due_s, late_s, _ in reversed(self._records):
+        for due_s, late_s, own_s in reversed(self._records):
             if due_s <= self._told_s:
                 break
             count += 1
-            late += late_s > limit_s
+            late += late_s - own_s > limit_s
         self._told_s = max(self._told_s, self.known_until_s)
         overdue_s = time.monotonic() - limit_s - self._told_s
         if overdue_s > SILENT_S and self._records:

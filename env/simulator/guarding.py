@@ -9,6 +9,7 @@ function takes a host row `h` (`env.simulator.host`).
 import math
 
 from env import guard, regulator
+from env.codes import RUNNING
 from env.physics.compiled import callable_from_kernel, compiled
 from env.simulator.random import two_noises
 
@@ -16,25 +17,47 @@ callable_from_kernel(
     guard.late_by_delay,
     guard.note_late,
     guard.step_guard,
+    guard.still_runs,
     guard.must_climb,
     guard.climb,
-    guard.acquit,
+    guard.may_come_down,
+    guard.come_down,
+    guard.rest_s,
     guard.harmless,
     guard.last_trouble_s,
     guard.kept_already,
+    guard.least_service,
     guard.kept_off,
     regulator.note_use,
     regulator.was_busier,
 )
 
 # Run-queue delay per CPU second (measured on a 2-core VM): memcached alone or with background work,
-# and with work of equal weight on its vCPUs.
+# and with work of equal weight on its vCPUs. Where threads share a vCPU, `crowding` is added.
 CALM_WAIT, CONTENDED_WAIT = 0.5, 2.4
 
 PROBES_PER_S = 1000.0
 """What a latency probe sends, as that of `deploy/load/probe.py` does."""
 
 _SOON_S = 1e-9
+
+
+@compiled
+def crowding(busy, threads_each):
+    """
+    How long threads that share a vCPU wait for one another.
+
+    Threads that are runnable with one probability p, each by itself, keep the vCPU busy for
+    1 - (1 - p)^n of the time; what they are runnable beyond that they wait.
+
+    :param busy: the part of the vCPU's time that they use, 0 to 1
+    :param threads_each: n, threads of the service for each of its vCPUs
+    :return: [s a CPU second]; 0 where each has a vCPU
+    """
+    if threads_each <= 1.0 or busy <= 0.0:
+        return 0.0
+    runnable = 1.0 - (1.0 - min(busy, 1.0)) ** (1.0 / threads_each)
+    return threads_each * runnable / busy - 1.0
 
 
 @compiled
@@ -92,6 +115,7 @@ def next_guard_s(h):
     if h.guarded == 0:
         return math.inf
     late, level, limit = seen_late(h), h.guard_level, guard.LATE_LIMIT
+    harmless = guard.harmless(h)
     burns = late > limit or h.late_lately > limit
     at_s = h.now_s
     if level == 0 and late > limit:
@@ -105,20 +129,31 @@ def next_guard_s(h):
             _reaches_s(h.late_share, late, gone * limit, window_s),
             _reaches_s(h.late_lately, late, burn * limit, guard.LATELY_S),
         )
-        if guard.harmless(h) == 0:
+        if harmless == 0:
             at_s = max(at_s, h.guard_acquitted_s)
-    elif level > 0 and late > limit and h.now_s < h.guard_acquitted_s:
+    elif level > 0 and h.now_s < h.guard_acquitted_s and (late > limit or level > harmless):
         at_s = h.guard_acquitted_s
+        if level > harmless:
+            at_s = min(at_s, h.guard_lowered_s + guard.REST * h.interval_s)
     elif level == guard.PAUSED_ALL and late > limit:
-        at_s = h.guard_acted_s + guard.TRIAL * h.interval_s
+        if not _runs(h):  # else the trial has not begun
+            at_s = h.guard_acted_s + guard.TRIAL * h.interval_s
     elif not burns:
         if level == 0:
             return math.inf
-        rest = min(guard.REST * h.guard_back_off, 1.0)
-        at_s = guard.last_trouble_s(h) + rest * h.interval_s
+        at_s = guard.last_trouble_s(h) + guard.rest_s(h)
     polls = math.ceil((max(at_s, h.now_s + _SOON_S) - h.decided_at_s) / h.period_s - 1e-6)
     poll_s = h.decided_at_s + polls * h.period_s
     return poll_s if poll_s > h.now_s + _SOON_S else poll_s + h.period_s
+
+
+@compiled
+def _runs(h):
+    """Whether any job runs."""
+    for job in range(h.true_state.shape[0]):
+        if h.true_state[job] == RUNNING:
+            return True
+    return False
 
 
 @compiled

@@ -57,7 +57,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("host_params", real, (len(HOST_FIELDS),)),
         ("cost_params", real, (len(COST_FIELDS),)),
         ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
-        ("starts_ahead", whole),  # containers are made before their jobs' starts are decided
+        ("starts_ahead", whole),  # containers are made before the first decision
         ("random", whole, (2,)),
         # The load.
         ("interval", whole),
@@ -85,7 +85,6 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("lands_s", real, jobs),  # a start, pause or resume
         ("move_lands_s", real, jobs),  # a change of vCPUs, weight or quota
         ("api_free_s", real),
-        ("ready_s", real, jobs),  # when the container that waits for its start is there
         ("true_service", whole),
         ("true_state", whole, jobs),
         ("true_cores", whole, jobs),
@@ -142,6 +141,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("accounted_s", real),  # up to here it and the regulator have taken in what happened
         ("guard_at_s", real),  # the poll at which it may have to act; inf: at none
         # Waking a sleeping policy.
+        ("decided_qps", real),  # the load that it has read at its last decision
         ("until_s", real),
         ("woken_s", real),  # first poll that something has asked for; recorders set it to inf
         ("quiet_until_s", real),  # until then nothing happens unless the policy acts

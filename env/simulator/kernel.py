@@ -15,19 +15,19 @@ import math
 
 from env import action, decision, observation, regulator, reward
 from env.codes import DONE, PENDING, RUNNING, TERMINATED, TRUNCATED
-from env.physics.backlog import served_qps, time_to_drain
+from env.physics.backlog import time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
 from env.physics.service import mixture_p95
-from env.simulator.guarding import guard_changes_level
+from env.simulator.guarding import guard_changes_level, next_guard_s
 from env.simulator.hiccups import note_rates, offer, plan_hiccup, turn_hiccup
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
-from env.simulator.sending import land_move, land_service, land_state, make_ahead, send
-from env.simulator.sensing import sense
+from env.simulator.sending import land_move, land_service, land_state, send
+from env.simulator.sensing import read_jobs, read_use, sense
 
 callable_from_kernel(
     action.open_edits,
-    action.something_runs,
+    action.may_keep,
     action.can_serve,
     action.is_legal,
     action.legal_edits,
@@ -67,7 +67,6 @@ def start_episode(h, targets):
     :param h: host row
     :param targets: float64[n_intervals], the load trace [requests/s]
     """
-    make_ahead(h)
     plan_hiccup(h)
     offer(h, targets[0])
     h.settled_qps = h.load_qps
@@ -93,9 +92,10 @@ def step(h, rows, targets, edit, gamma, terms):
     potential = reward.potential(_work_left(h), h.n_vcpus)
     h.violated_s = 0.0
     h.over_slo_s = 0.0
+    guarded = h.guarded
     if decision.decide_edit(h, rows, edit):
         send(h)
-    h.decisions += 1
+    _note_decided(h, guarded)
     h.edits += 1 - h.kept
     observation.shift_history(h)
     h.wake_on_events = 1
@@ -115,10 +115,21 @@ def apply_desired(h, regulator_on):
     :param h: host row
     :param regulator_on: whether the regulator stands in between
     """
+    guarded = h.guarded
     decision.decide_allocation(h, regulator_on)
     send(h)
-    h.decisions += 1
+    _note_decided(h, guarded)
     h.decided_at_s = h.now_s
+
+
+@compiled
+def _note_decided(h, guarded):
+    """Remember what was decided by; see when the guard acts where it was just turned on or off."""
+    h.decisions += 1
+    h.decided_qps = h.qps
+    if h.guarded != guarded:
+        h.guard_at_s = next_guard_s(h)
+        h.quiet_until_s = h.now_s
 
 
 @inlined
@@ -205,6 +216,8 @@ def advance(h, targets, until_s):
     :param until_s: time of the episode to stop at [s]
     """
     h.until_s = min(until_s, h.duration_s)
+    if h.now_s <= h.decided_at_s and h.turned_s[0] > h.now_s - h.period_s:
+        _wake_if_moved(h)  # a hiccup's edge lay in the window that was decided by
     while h.now_s < h.until_s - SOON_S:
         if h.until_s < h.quiet_until_s:  # most steps: nothing happens
             elapse(h, h.until_s - h.now_s)
@@ -212,12 +225,12 @@ def advance(h, targets, until_s):
         behind = h.backlog > 0.0
         elapse(h, max(min(h.until_s, next_event(h)), h.now_s) - h.now_s)
         changed = behind != (h.backlog > 0.0)
-        turned = h.hiccup_turns_s < math.inf and behind and changed
-        if turned:  # what a hiccup left behind is served, and the rates are still those of that
+        moved = h.hiccup_turns_s < math.inf and behind and changed
+        if moved:  # what a hiccup left behind is served, and the rates are still those of that
             note_rates(h, h.capacity_qps)
         if h.hiccup_turns_s <= h.now_s + SOON_S:
             turn_hiccup(h)
-            changed = turned = True
+            changed = moved = True
         changed |= finish_jobs(h)
         if h.service_lands_s <= h.now_s + SOON_S:
             land_service(h)
@@ -232,14 +245,14 @@ def advance(h, targets, until_s):
         if h.interval_ends_s <= h.now_s + SOON_S:
             end_interval(h)
             _begin_interval(h, targets)
-            changed = True
+            changed = moved = True
         if h.guard_at_s <= h.now_s + SOON_S:
             _guard(h)
             changed = True
         if changed:
             refresh(h)
-        if turned:
-            _wake_at_turn(h)
+        if moved:
+            _wake_if_moved(h)
         if all_done(h):
             _complete_interval(h)
             return
@@ -250,7 +263,9 @@ def advance(h, targets, until_s):
 @compiled
 def _guard(h):
     """The SLO guard's poll: what it changes is regulated and sent, whoever decides next."""
+    read_jobs(h)
     if guard_changes_level(h):
+        read_use(h)
         decision.regulate_again(h)
         send(h)
         wake(h, h.now_s)
@@ -260,30 +275,24 @@ def _guard(h):
 
 @compiled
 def _begin_interval(h, targets):
-    """Move the load to its next target; wake a sleeping policy if it can see the move."""
+    """Move the load to its next target."""
     h.interval += 1
-    before = h.load_qps
     offer(h, targets[min(h.interval, targets.shape[0] - 1)])
     h.interval_ends_s += h.interval_s
-    if abs(h.load_qps - before) > h.wake_qps:
-        # The first poll whose whole window lies after the move.
-        wake(h, h.now_s + h.period_s)
 
 
 @compiled
-def _wake_at_turn(h):
+def _wake_if_moved(h):
     """
-    Wake a sleeping policy if what is served has moved for a whole polling window at least.
+    Wake a sleeping policy if what is served is not what it decided by, for a polling window more.
 
-    Nobody has seen a burst that was shorter, so that its end is no news.
+    It wakes at the first poll whose whole window shows the new load. A shorter burst or stall
+    is over by then, and its end is no news to who has not seen it.
     """
     lasts_s = time_to_drain(h.backlog, h.load_qps, h.capacity_qps)
     if h.hiccup:
         lasts_s = h.hiccup_turns_s - h.now_s
-    elif h.backlog == 0.0:
-        lasts_s = h.turned_s[0] - h.turned_s[1]
-    moved = abs(served_qps(h.backlog, h.load_qps, h.capacity_qps) - h.turned_qps[0])
-    if moved > h.wake_qps and lasts_s >= h.period_s:
+    if abs(h.rate_qps - h.decided_qps) > h.wake_qps and lasts_s >= h.period_s:
         wake(h, h.now_s + h.period_s)
 
 
@@ -313,9 +322,12 @@ def _complete_interval(h):
     """
     Serve the rest of the last interval without batch work.
 
-    The schedule is over: beside what memcached holds, it gets back the refuge it began with.
+    The schedule is over: beside what memcached holds, it gets back the refuge it began with. What
+    the sensors show, and what guard and regulator know, ends with the last job.
     """
     ended_s = h.now_s
+    sense(h)
+    h.guarded = 0
     h.true_service |= h.refuge
     refresh(h)
     while h.now_s < h.interval_ends_s - SOON_S:

@@ -28,6 +28,7 @@ from env.simulator.guarding import (
     CONTENDED_WAIT,
     PROBES_PER_S,
     account,
+    crowding,
     next_guard_s,
 )
 
@@ -127,14 +128,18 @@ def _fill_vcpus(h):
     """
     n_vcpus = h.busy.shape[0]
     h.wait = CALM_WAIT
+    held, busiest = 0, 0.0
     moved = 0.0
     for vcpu in range(n_vcpus):
         client = h.client if vcpu == n_vcpus - 1 else 0.0
         taken = h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client
         h.busy[vcpu] = min(1.0, taken)
         moved += taken - h.busy[vcpu]
+        held += (h.true_service >> vcpu) & 1
+        busiest = max(busiest, h.occupancy[vcpu])
         if h.occupancy[vcpu] > 0.0 and h.equal[vcpu] > 0.0:
             h.wait = CONTENDED_WAIT
+    h.wait += crowding(busiest, h.service_threads / max(held, 1))
     for vcpu in range(n_vcpus):
         if h.occupancy[vcpu] > 0.0:
             more = min(moved, 1.0 - h.busy[vcpu])

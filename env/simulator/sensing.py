@@ -25,7 +25,22 @@ def sense(h):
 
     :param h: host row
     """
+    if h.accounted_s > h.now_s:
+        return  # the last interval was completed beyond the last job's end, whose reading stands
     account(h)
+    read_use(h)
+    read_jobs(h)
+    if h.probe_window_s > 0.0:
+        _read_probe(h)
+
+
+@compiled
+def read_use(h):
+    """
+    Read load and CPU use over the last polling window.
+
+    :param h: host row
+    """
     rate = served_qps(h.backlog, h.load_qps, h.capacity_qps)
     cpu_cores = h.service_cpu
     if h.turned_s[0] > h.now_s - h.period_s:
@@ -36,11 +51,18 @@ def sense(h):
     rate_noise, cpu_noise = two_noises(h)
     h.qps = rate * max(0.0, 1.0 + spread * rate_noise)
     h.cpu_cores = cpu_cores * max(0.0, 1.0 + spread * cpu_noise)
+
+
+@compiled
+def read_jobs(h):
+    """
+    See where the jobs stand.
+
+    :param h: host row
+    """
     for job in range(h.job_state.shape[0]):
         starting = h.true_state[job] == PENDING and h.sent_state[job] != PENDING
         h.job_state[job] = RUNNING if starting else h.true_state[job]
-    if h.probe_window_s > 0.0:
-        _read_probe(h)
 
 
 @compiled
