@@ -56,7 +56,7 @@ FAST, HARD, GONE_A_LEVEL = 4.0, 8.0, 0.2
 SLOW, SLOWEST = 1.0, 0.7
 NEARLY_GONE = -math.expm1(-SLOWEST / WINDOW)
 
-LASTS_S = 0.25  # what burns slowly does so for this long before it takes anything from the jobs
+LASTS_S = 0.3  # what burns slowly does so for this long before it takes anything from the jobs
 SETTLE_POLLS = 3  # a step that changed something has so many polls to act
 REST = 0.1  # of an interval must be calm before a level is given back, times the back-off
 LONGEST_REST = 1.0  # interval that a level which keeps jobs from running stands in calm, at most

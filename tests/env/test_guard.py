@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env.codes import BACKGROUND, NORMAL, PAUSED, RUNNING
+from env.action import CORES, JOB, KIND, edit_table, is_legal, legal_edits
+from env.codes import BACKGROUND, KEEP, NORMAL, PAUSED, PLACE, RUNNING, SERVICE
 from env.control import ControlState
 from env.decision import regulate_again
 from env.guard import (
@@ -154,6 +155,38 @@ def test_a_level_that_changes_nothing_is_passed_at_once() -> None:
     while control.guard_level < PAUSED_ALL:
         poll(control, 1.0)
     assert control.now_s - first_s < 0.1
+
+
+@pytest.mark.parametrize("interval_s", [2.0, 10.0])
+def test_a_stolen_moment_takes_nothing_from_the_jobs(interval_s: float) -> None:
+    """40 ms in which nobody is served, every 2 s: the machine's doing."""
+    control = guarded(interval_s=interval_s)
+    for _ in range(20):
+        poll(control, 1.0)
+        poll(control, 0.6)
+        assert max(polls(control, 0.01, 2.0)) <= REFUGE
+    assert control.state[:3] == [RUNNING] * 3
+
+
+def test_a_policy_may_wait_for_it() -> None:
+    """All jobs are held: keeping is open, and nothing that the guard would overrule is."""
+    control = guarded()
+    table = edit_table(SCENARIO)
+    sets = {row[CORES]: edit for edit, row in enumerate(table.rows) if row[KIND] == SERVICE}
+    control.desired_place[2] = place = next(
+        edit for edit, row in enumerate(table.rows) if row[KIND] == PLACE and row[JOB] == 2
+    )
+    while control.guard_level < PAUSED_ALL:
+        poll(control, 1.0)
+    control.now_s += 60.0
+    legal = [0.0] * len(table)
+    legal_edits(control, table.rows, legal)
+    assert legal[KEEP] == 1.0 and legal[sets[0b0001]] == legal[sets[0b0011]] == 0.0
+    assert legal[place] == 0.0 and is_legal(control, table.rows, KEEP)
+    control.guard_level = REFUGE
+    legal_edits(control, table.rows, legal)
+    assert legal[KEEP] == legal[sets[0b0011]] == 1.0 and legal[sets[0b0001]] == 0.0
+    assert sum(legal) > 3.0  # what the jobs are to do when it comes down
 
 
 # --- down -------------------------------------------------------------------------------------

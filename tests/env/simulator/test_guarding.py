@@ -10,7 +10,7 @@ import pytest
 import agents
 from env.guard import ALONE, LATE_LIMIT, PAUSED_ALL, REFUGE
 from env.simulator import kernel
-from env.simulator.guarding import account
+from env.simulator.guarding import account, crowding
 from tests.conftest import Rig
 from tests.env.simulator.walks import BACKGROUND, FACTORY, RUNNING, SCENARIO
 from training.evaluation.episodes import run_episodes, starts_from
@@ -73,6 +73,30 @@ def test_without_the_regulator_there_is_no_guard(rig: Rig) -> None:
     kernel.advance(rig.row, rig.targets, 25.0)
     assert rig.row["violations"] == 2
     assert rig.row["guard_steps"] == rig.row["late_share"] == 0
+
+
+def test_it_is_turned_off_and_on_with_the_regulator(rig: Rig) -> None:
+    rig.begin(1, [HIGH_QPS])
+    rig.set_desired((0,), vips=(RUNNING, (2, 3), BACKGROUND))
+    kernel.advance(rig.row, rig.targets, 0.02)
+    assert rig.row["guard_at_s"] < 1.0
+    rig.set_desired((0,), regulator_on=False)
+    assert rig.row["guard_at_s"] == math.inf
+    kernel.advance(rig.row, rig.targets, 1.0)
+    assert rig.row["guard_steps"] == 0
+    rig.set_desired((0,))
+    assert rig.row["guard_at_s"] < 2.0
+
+
+def test_without_a_probe_it_sees_that_threads_wait_for_one_another(rig: Rig) -> None:
+    """Two threads on one vCPU that is full wait for as long as they run."""
+    assert crowding(1.0, 2.0) == pytest.approx(1.0) and crowding(1e-9, 2.0) < 1e-6
+    assert crowding(0.5, 2.0) < crowding(0.9, 2.0) < 1.0 and crowding(1.0, 1.0) == 0.0
+    rig.begin(1, [HIGH_QPS])
+    rig.row["probe_runs"] = 0
+    rig.set_desired((0,))
+    assert REFUGE in climbs(rig, 3.0)
+    assert rig.row["true_service"] == rig.row["refuge"]
 
 
 @pytest.mark.parametrize("cuts", [1, 7, 100])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env.codes import STALL, STEAL
+from env.codes import KEEP, STALL, STEAL
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.rates import refresh
@@ -234,6 +234,33 @@ def test_without_hiccups_nothing_is_drawn_and_all_is_as_recorded(variation: Vari
     figures, state = WITHOUT[variation]
     assert rig.row["random"].tolist() == state
     assert (read(rig, "now_s"), read(rig, "requests"), reward) == pytest.approx(figures, rel=1e-12)
+
+
+def test_who_decided_by_a_short_stall_wakes_when_it_is_over() -> None:
+    rig = hosted(STALL, [60_000.0] * 9)
+    hold_up(rig, STALL, 5.0, 0.02)
+    kernel.advance(rig.row, rig.targets, 5.012)
+    sense(rig.row)
+    assert read(rig, "qps") < 45_000.0
+    rig.step(KEEP)
+    assert read(rig, "now_s") < 5.15
+    assert read(rig, "qps") == pytest.approx(60_000.0, rel=0.1)
+
+
+def test_what_is_shown_ends_with_the_last_job() -> None:
+    """The last interval is completed after it, which no sensor may show."""
+    rig = Rig(EpisodeFactory(SCENARIO, with_hiccups(2.0, 0.1, 2.0, 0.05)))
+    for seed in range(8):
+        rig.begin(seed, [20_000.0] * 99, work=0.02)
+        wanted = dict.fromkeys(SCENARIO.job_names, (RUNNING, (1, 2, 3), NORMAL))
+        rig.set_desired((0,), **wanted)
+        rig.row["guard_level"], rig.row["guard_back_off"] = 1, 16.0
+        kernel.advance(rig.row, rig.targets, 500.0)
+        shown = read(rig, "qps"), read(rig, "cpu_cores")
+        sense(rig.row)
+        assert (read(rig, "qps"), read(rig, "cpu_cores")) == shown
+        assert 0.0 <= shown[0] < 300_000.0
+        assert read(rig, "guard_s") <= read(rig, "now_s") + 1e-6
 
 
 def test_the_last_interval_is_completed_through_hiccups() -> None:
