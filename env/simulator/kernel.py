@@ -69,7 +69,7 @@ def start_episode(h, targets):
     """
     plan_hiccup(h)
     offer(h, targets[0])
-    h.settled_qps = h.load_qps
+    h.settled_qps = h.decided_qps = h.load_qps
     refresh(h)
     sense(h)
 

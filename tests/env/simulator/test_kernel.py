@@ -506,7 +506,7 @@ def test_requests_of_a_load_on_the_machine_cost_the_jobs_time() -> None:
         machine.follow(np.full(30, profile.service["core_capacity_qps"].value / 4.0))
         jobs = {"cpu": JobAllocation(RUNNING, (0, 1), BACKGROUND, 2)}
         machine.apply(Allocation((0,), jobs))
-        machine.advance(2.0)
+        machine.advance(0.5)
         done.append(float(machine.host.used.sum()))
         busy.append(machine.host.busy.copy())
         assert (machine.host.busy <= 1.0 + 1e-9).all()
