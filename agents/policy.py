@@ -69,6 +69,8 @@ class Parameters(BaseModel):
 
 Rule = TypeVar("Rule", bound=Parameters)
 
+NOTHING_TO_RUN = (JobState.DONE, JobState.NOT_ARRIVED)
+
 
 class Controller(ABC, Generic[Rule]):
     """
@@ -176,13 +178,13 @@ class Controller(ABC, Generic[Rule]):
 
 def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:
     """
-    The jobs that are not done.
+    The jobs that have arrived and are not done.
 
     :param telemetry: what the machine shows
     :param jobs: names of the jobs to look at, in the order of the answer
     """
     seen = telemetry.jobs
-    return [job for job in jobs if seen[job].state is not JobState.DONE]
+    return [job for job in jobs if seen[job].state not in NOTHING_TO_RUN]
 
 
 class SensorMissingError(RuntimeError):

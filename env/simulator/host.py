@@ -34,6 +34,9 @@ from env.reward import TERMS
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""
 
+MOST_VCPUS = 16
+"""vCPUs of a padded host: so many at most has a machine of the scenario family (`env.family`)."""
+
 TURNS = 3
 """A hiccup begins, ends, and what it left behind is served: what a sensor's window may reach."""
 
@@ -92,6 +95,10 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("true_weight", whole, jobs),
         ("true_quota", real, jobs),
         # The jobs.
+        ("n_jobs", whole),  # the rest of the J are padding: done from the start
+        ("count_jct", whole),  # 1: some jobs arrive later, so their completion times count
+        ("arrival_s", real, jobs),
+        ("next_arrival_s", real),  # inf: all are there
         ("overhead_left_s", real, jobs),
         ("work_left_s", real, jobs),
         ("start_s", real, jobs),

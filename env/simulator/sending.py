@@ -114,7 +114,7 @@ def _docker_latency_s(h):
 @compiled
 def make_ahead(h):
     """
-    Make all jobs' containers from now on, one after another; each then waits at its gate.
+    Make the containers of jobs that have arrived, one after another; each then waits at its gate.
 
     Other calls do not wait for that: whoever makes containers ahead lets them go first.
 
@@ -123,6 +123,8 @@ def make_ahead(h):
     ready_s = h.now_s
     if h.starts_ahead:
         for job in range(h.ready_s.shape[0]):
+            if h.true_state[job] != PENDING or h.ready_s[job] > 0.0:
+                continue
             ready_s += _docker_latency_s(h) + h.host_params[CONTAINER_START_S]
             h.ready_s[job] = ready_s
 
