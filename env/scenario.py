@@ -365,7 +365,17 @@ def profile_work_s(profile: str) -> dict[str, float]:
     :param profile: a shipped profile's name, or a YAML file
     :raises ValueError: if there is no such profile
     """
-    return dict(_read_profile(profile)[0])
+    return {name: traits["work_s"] for name, traits in profile_traits(profile).items()}
+
+
+def profile_traits(profile: str) -> dict[str, dict[str, float]]:
+    """
+    What a profile says of each job, by the names of `env.physics.jobs.JOB_FIELDS`.
+
+    :param profile: a shipped or drawn profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    return _read_profile(profile)[0]
 
 
 def profile_hash(profile: str) -> str:
@@ -378,11 +388,10 @@ def profile_hash(profile: str) -> str:
     return _read_profile(profile)[1]
 
 
-def _read_profile(profile: str) -> tuple[dict[str, float], str]:
+def _read_profile(profile: str) -> tuple[dict[str, dict[str, float]], str]:
     """What the live side needs of a profile, without the compiler that the physics needs."""
     if is_drawn(profile):
-        jobs = draw(profile).profile["jobs"]
-        return {name: job["work_s"]["value"] for name, job in jobs.items()}, ""
+        return _traits(draw(profile).profile["jobs"]), ""
     try:
         path = profile_path(profile)
         return _profile_in(path, path.stat().st_mtime_ns)
@@ -420,10 +429,16 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, float], str]:
+def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, dict[str, float]], str]:
     content = read_yaml(path, "a profile")
-    work_s = {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
-    return work_s, str(content.get("hash", ""))
+    return _traits(content["jobs"]), str(content.get("hash", ""))
+
+
+def _traits(jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {trait: float(parameter["value"]) for trait, parameter in job.items()}
+        for name, job in jobs.items()
+    }
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
