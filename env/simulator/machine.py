@@ -18,10 +18,11 @@ from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, set_d
 from env.errors import InputError
 from env.family.drawing import is_drawn
 from env.observation import features_of
-from env.physics.jobs import SERIAL_FRACTION, WORK_S
+from env.physics.jobs import CORES_PER_THREAD, LAUNCH_OVERHEAD_S, SERIAL_FRACTION, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
 from env.physics.parameters import (
     HOST_FIELDS,
+    JOB_SPEED,
     LOAD_LAG_HIGH_S,
     LOAD_LAG_LOW_S,
     STALLS_PER_S,
@@ -289,6 +290,7 @@ class EpisodeFactory:
             next_arrival_s=min((at_s for at_s in arrival_s if at_s > 0.0), default=math.inf),
             job_state=states,
             true_state=states,
+            sent_state=values["state"],
         )
         _fill_padding(host[0])
         for name, value in values.items():
@@ -539,6 +541,17 @@ def _moment(time_s: float) -> float | None:
     return time_s if math.isfinite(time_s) else None
 
 
+def _alone_s(host: Any, scenario: Scenario) -> list[float]:
+    """What each job takes alone on the machine with its most threads: Amdahl's law [s]."""
+    params = host["job_params"][: len(scenario.jobs)]
+    threads = np.array([max(job.threads) for job in scenario.jobs])
+    wide = np.minimum(threads * params[:, CORES_PER_THREAD], scenario.machine.vcpus)
+    serial = params[:, SERIAL_FRACTION]
+    work_s = params[:, WORK_S] * (serial + (1.0 - serial) / wide)
+    alone_s = params[:, LAUNCH_OVERHEAD_S] + work_s / host["host_params"][JOB_SPEED]
+    return list(alone_s.tolist())
+
+
 def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     """
     The figures of an episode that has ended.
@@ -555,6 +568,7 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     completed = all(state == JobState.DONE for state in host["true_state"].tolist())
     per_job = zip(
         scenario.jobs,
+        _alone_s(host, scenario),
         started,
         ended,
         *(host[name][:n_jobs].tolist() for name in per_job_fields),
@@ -562,6 +576,7 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     )
     return {
         "makespan_s": max(ended) - min(started) if completed else host["duration_s"].item(),
+        "duration_s": host["duration_s"].item(),
         "completed": completed,
         "violation_ratio": figures["violations"] / max(1, figures["intervals"]),
         **figures,
@@ -569,6 +584,7 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
         "jobs": {
             job.name: {
                 "arrival_s": job.arrival_s,
+                "alone_s": alone_s,
                 "start_s": _moment(start_s),
                 "end_s": _moment(end_s),
                 "paused_s": paused_s,
@@ -576,6 +592,6 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
                 "threads": threads,
             }
             | ({"work_s": NO_END_S - left_s} if job.endless else {})
-            for job, start_s, end_s, paused_s, pauses, threads, left_s in per_job
+            for job, alone_s, start_s, end_s, paused_s, pauses, threads, left_s in per_job
         },
     }
