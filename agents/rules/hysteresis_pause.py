@@ -3,7 +3,7 @@
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from agents.policy import Controller, CounterRate, Parameters, unfinished
-from env.allocation import Allocation
+from env.allocation import Allocation, JobAllocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -64,7 +64,7 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
         used = self._cpu.rate(telemetry.time_s, telemetry.service.cpu_s)
         if used is not None:
             self._taken = used > (rule.return_below if self._taken else rule.take_above)
-        jobs = {}
+        jobs: dict[str, JobAllocation] = {}
         apart = self.others(self.most) or self._lent
         heavy, light = (
             self.launched_first(unfinished(telemetry, lane), telemetry)[:1]

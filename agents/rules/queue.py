@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from agents.policy import Controller, CpuThreshold, Parameters, unfinished
-from env.allocation import Allocation
+from env.allocation import Allocation, JobAllocation
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import Telemetry
 
@@ -55,7 +55,7 @@ class Queue(Controller[QueueParameters]):
             for job in queue:
                 while free and len(dealt[job]) < min(width, most[job]):
                     dealt[job].append(free.pop())
-        jobs = {}
+        jobs: dict[str, JobAllocation] = {}
         for job, cores in dealt.items():
             jobs |= self.spread(telemetry, [job], tuple(sorted(cores)), most[job])
         return Allocation(service, jobs)

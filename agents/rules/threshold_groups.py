@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from agents.policy import Controller, CpuThreshold, Parameters, unfinished
-from env.allocation import Allocation
+from env.allocation import Allocation, JobAllocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -68,7 +68,7 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
         for group in self._groups:
             if left := unfinished(telemetry, group):
                 members = [group[job] for job in left]
-                jobs = {}
+                jobs: dict[str, JobAllocation] = {}
                 for m in members:
                     jobs |= self.spread(telemetry, [m.job], batch[-m.cores :], m.threads)
                 return Allocation(service, jobs)

@@ -295,7 +295,8 @@ class EpisodeFactory:
         _fill_padding(host[0])
         for name, value in values.items():
             given = np.asarray(value)
-            host[name][(0, *map(slice, given.shape))] = given
+            first: tuple[Any, ...] = (0, *map(slice, given.shape))
+            host[name][first] = given
         return host[0]
 
     def _draw_physics(self, host: Any, rng: np.random.Generator) -> None:

@@ -198,8 +198,10 @@ def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
     :param arguments: what `parser` read
     :raises InputError: if something in it is wrong
     """
-    apart = ("scenario", "interval", "trace_seed", "plots", "no_regulator", "no_probe", "profile")
-    apart += ("spread", "error", "vm_speed", "least_load", "most_load", "bound")
+    apart = (
+        *("scenario", "interval", "trace_seed", "plots", "no_regulator", "no_probe", "profile"),
+        *("spread", "error", "vm_speed", "least_load", "most_load", "bound"),
+    )
     defaults = vars(parser().parse_args([]))
     check_no_others({name: getattr(arguments, name) for name in apart}, defaults)
     return family_report(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,13 +120,13 @@ def family_report(
         for name in drawn_names("report", seed, count)
     ]
     console = Console(stderr=True)
-    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
+    shown = partial(track, console=console, transient=True, disable=not console.is_terminal)
     if workers == 1:
-        measured = [measure_cell(cell) for cell in track(cells, "family", **shown)]
+        measured = [measure_cell(cell) for cell in shown(cells, "family")]
     else:
         with ProcessPoolExecutor(workers) as pool:
             results = pool.map(measure_cell, cells)
-            measured = list(track(results, "family", len(cells), **shown))
+            measured = list(shown(results, "family", total=len(cells)))
     runs = {name: [of[index] for of in measured] for index, name in enumerate(everyone)}
     arrivals = [scenario_of_cell(cell).has_arrivals for cell in cells]
     return {
@@ -158,7 +159,8 @@ def policy_entry(
     :param arrivals: in which of them jobs arrive
     """
     own = runs[name]
-    makespans, completion_times = [], []
+    makespans: list[float] = []
+    completion_times: list[float] = []
     for index, arrive in enumerate(arrivals):
         figure = _mean_jct_s if arrive else _makespan_s
         best = best_safe(own[index], [of[index] for of in rules.values()], figure)
