@@ -200,7 +200,7 @@ def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     apart = (
         *("scenario", "interval", "trace_seed", "plots", "no_regulator", "no_probe", "profile"),
-        *("spread", "error", "vm_speed", "least_load", "most_load", "bound"),
+        *("spread", "error", "vm_speed", "least_load", "most_load"),
     )
     defaults = vars(parser().parse_args([]))
     check_no_others({name: getattr(arguments, name) for name in apart}, defaults)
@@ -210,6 +210,7 @@ def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.policy or rule_names(),
         arguments.episodes or EPISODES,
         arguments.arrivals or "",
+        arguments.bound or 0,
     )
 
 

@@ -29,6 +29,7 @@ from env.family.drawing import draw, drawn_names
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import Run, run_episodes, starts_from
+from training.evaluation.schedule_search import short_search
 
 EPISODES = 2
 """Load traces of each scenario, if nobody says how many."""
@@ -47,6 +48,7 @@ class FamilyCell:
     :param entropy: what the load traces follow from
     :param episodes: number of load traces
     :param trace: file with times of arrival that its jobs follow, none if empty
+    :param evaluations: schedules tried on each load trace; 0 for no search
     """
 
     scenario: str
@@ -54,6 +56,20 @@ class FamilyCell:
     entropy: int
     episodes: int
     trace: str = ""
+    evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """
+    What a cell's process has found.
+
+    :param runs: of each policy, those on the load traces
+    :param searched_s: what the best schedule found takes on each, infinite where there is none
+    """
+
+    runs: list[list[Run]]
+    searched_s: list[float]
 
 
 def rule_names() -> list[str]:
@@ -79,15 +95,17 @@ def scenario_of_cell(cell: FamilyCell) -> Scenario:
     return Scenario.model_validate(content)
 
 
-def measure_cell(cell: FamilyCell) -> list[list[Run]]:
+def measure_cell(cell: FamilyCell) -> Measured:
     """
-    Every policy's runs on a cell's scenario, on the same traces.
+    Every policy's runs on a cell's scenario, on the same traces, and what a search finds there.
 
     :param cell: what to run
     """
     factory = EpisodeFactory(scenario_of_cell(cell))
     starts = starts_from(cell.entropy, cell.episodes)
-    return [run_episodes(agents.make(name), factory, starts) for name in cell.policies]
+    runs = [run_episodes(agents.make(name), factory, starts) for name in cell.policies]
+    searches = starts if cell.evaluations else []
+    return Measured(runs, [short_search(factory, start, cell.evaluations) for start in searches])
 
 
 def family_report(
@@ -96,6 +114,7 @@ def family_report(
     policies: Sequence[str],
     episodes: int = EPISODES,
     trace: str = "",
+    evaluations: int = 0,
     workers: int = 1,
 ) -> dict[str, Any]:
     """
@@ -106,6 +125,7 @@ def family_report(
     :param policies: names of the policies to report on
     :param episodes: load traces of each scenario
     :param trace: file with times of arrival that all jobs follow, none if empty
+    :param evaluations: schedules that a search tries on each load trace; 0 for no search
     :param workers: processes
     :raises InputError: if a policy or the trace is none
     """
@@ -116,7 +136,7 @@ def family_report(
     if trace:
         read_trace(trace)
     cells = [
-        FamilyCell(name, everyone, seed, episodes, trace)
+        FamilyCell(name, everyone, seed, episodes, trace, evaluations)
         for name in drawn_names("report", seed, count)
     ]
     console = Console(stderr=True)
@@ -127,7 +147,8 @@ def family_report(
         with ProcessPoolExecutor(workers) as pool:
             results = pool.map(measure_cell, cells)
             measured = list(shown(results, "family", total=len(cells)))
-    runs = {name: [of[index] for of in measured] for index, name in enumerate(everyone)}
+    runs = {name: [of.runs[index] for of in measured] for index, name in enumerate(everyone)}
+    searched = [of.searched_s for of in measured]
     arrivals = [scenario_of_cell(cell).has_arrivals for cell in cells]
     return {
         "family": count,
@@ -137,6 +158,11 @@ def family_report(
         "with_arrivals": sum(arrivals),
         "policies": [
             policy_entry(name, runs, {rule: runs[rule] for rule in rules}, cells, arrivals)
+            | (
+                {"ratio_to_search": search_ratio(runs[name], searched, arrivals)}
+                if evaluations
+                else {}
+            )
             for name in dict.fromkeys(policies)
         ],
     }
@@ -196,6 +222,25 @@ def policy_entry(
             for run in of
         ],
     }
+
+
+def search_ratio(
+    own: Sequence[Sequence[Run]], searched: Sequence[Sequence[float]], arrivals: Sequence[bool]
+) -> dict[str, Any]:
+    """
+    How much longer a policy takes than the schedules that know the load, where there are any.
+
+    :param own: the policy's runs, for each scenario those on its traces
+    :param searched: what the best schedule found takes on each [s]
+    :param arrivals: in which scenarios jobs arrive, so that their mean completion time counts
+    """
+    ratios = [
+        (run.mean_jct_s if arrive else run.makespan_s) / best
+        for of, found, arrive in zip(own, searched, arrivals, strict=True)
+        for run, best in zip(of, found, strict=True)
+        if math.isfinite(best)
+    ]
+    return geometric_mean(ratios) | {"traces": len(ratios)}
 
 
 def best_safe(own: Sequence[Run], rules: Sequence[Sequence[Run]], figure: Any) -> float | None:
