@@ -16,7 +16,7 @@ class BestEffortParameters(Parameters):
     """
     What every rule for best-effort work has.
 
-    :param threads: thread count of every job
+    :param threads: thread count of every job on 4 vCPUs
     """
 
     threads: PositiveInt
@@ -69,7 +69,9 @@ class BestEffortController(Controller[Rule], ABC):
         for job in unfinished(telemetry, self.job_names):
             now = telemetry.applied.jobs[job]
             if cores:
-                jobs[job] = self.running(job, cores, self.parameters.threads, weight, quota)
+                jobs[job] = self.running(
+                    job, cores, self.scaled(self.parameters.threads), weight, quota
+                )
             elif now.state != JobState.PENDING:
                 jobs[job] = replace(now, state=JobState.PAUSED)
         return jobs

@@ -8,6 +8,7 @@ by a file.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
-from env.scenario import Scenario
+from env.scenario import Scenario, profile_traits
 from env.telemetry import Telemetry
 
 
@@ -69,6 +70,11 @@ class Parameters(BaseModel):
 
 Rule = TypeVar("Rule", bound=Parameters)
 
+PUBLISHED_VCPUS = 4
+"""The rules' numbers of threads are for machines of this size."""
+
+NOTHING_TO_RUN = (JobState.DONE, JobState.NOT_ARRIVED)
+
 
 class Controller(ABC, Generic[Rule]):
     """
@@ -93,7 +99,8 @@ class Controller(ABC, Generic[Rule]):
         """See `Policy.reset`; begins a new episode."""
         self.scenario = scenario
         self.vcpus = tuple(range(scenario.machine.vcpus))
-        self.job_names = scenario.job_names
+        arrival_s = {job.name: job.arrival_s for job in scenario.jobs}
+        self.job_names = tuple(sorted(scenario.job_names, key=lambda job: arrival_s[job]))
         self.thread_choices = {job.name: job.threads for job in scenario.jobs}
         self._made: dict[tuple[object, ...], JobAllocation] = {}
         self.least, self.most = scenario.service.core_choices[0], scenario.service.core_choices[-1]
@@ -145,6 +152,63 @@ class Controller(ABC, Generic[Rule]):
             self._made[key] = made
         return made
 
+    def scaled(self, count: int) -> int:
+        """
+        A number of threads or vCPUs that was chosen for 4 vCPUs, for this machine.
+
+        :param count: the number for 4 vCPUs, on which nearly all rules were published
+        """
+        return -(-count * len(self.vcpus) // PUBLISHED_VCPUS)
+
+    def spread(
+        self, telemetry: Telemetry, jobs: Iterable[str], cores: tuple[int, ...], wanted: int
+    ) -> dict[str, JobAllocation]:
+        """
+        Jobs that all run on the same vCPUs; without vCPUs they are paused, or not started.
+
+        :param telemetry: what the machine shows
+        :param jobs: names of the jobs
+        :param cores: their vCPUs
+        :param wanted: number of threads to launch each with; see `threads`
+        """
+        if cores:
+            return {job: self.running(job, cores, wanted) for job in jobs}
+        applied = telemetry.applied.jobs
+        launched = [job for job in jobs if applied[job].state != JobState.PENDING]
+        return {job: replace(applied[job], state=JobState.PAUSED) for job in launched}
+
+    def launched_first(self, jobs: Iterable[str], telemetry: Telemetry) -> list[str]:
+        """
+        Those of the jobs that have been launched, then the others.
+
+        :param jobs: names of the jobs, in an order that is kept among both
+        :param telemetry: what the machine shows
+        """
+        applied = telemetry.applied.jobs
+        return sorted(jobs, key=lambda job: applied[job].state == JobState.PENDING)
+
+    def longest_first(self, jobs: Iterable[str]) -> list[str]:
+        """
+        Jobs by their work alone on one vCPU, as the profile knows it.
+
+        :param jobs: names of the jobs
+        """
+        traits = profile_traits(self.scenario.profile)
+        return sorted(jobs, key=lambda job: -traits[job]["work_s"])
+
+    def has_plan(self, jobs: Iterable[str]) -> bool:
+        """
+        Whether a published plan is for this scenario's jobs; for others a rule makes its own.
+
+        :param jobs: names of the jobs in the plan
+        :raises InputError: if the plan names some of the scenario's jobs, but not each once
+        """
+        planned = tuple(jobs)
+        if not set(planned) & set(self.job_names):
+            return False
+        self.require_jobs(planned)
+        return True
+
     def require_jobs(self, jobs: Iterable[str]) -> None:
         """
         Make sure that a rule with a plan names exactly the scenario's jobs.
@@ -176,13 +240,13 @@ class Controller(ABC, Generic[Rule]):
 
 def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:
     """
-    The jobs that are not done.
+    The jobs that have arrived and are not done.
 
     :param telemetry: what the machine shows
     :param jobs: names of the jobs to look at, in the order of the answer
     """
     seen = telemetry.jobs
-    return [job for job in jobs if seen[job].state is not JobState.DONE]
+    return [job for job in jobs if seen[job].state not in NOTHING_TO_RUN]
 
 
 class SensorMissingError(RuntimeError):

@@ -19,8 +19,8 @@ from env.scenario import Scenario
 PARAMETER_FOLDER = Path(__file__).parent / "parameters"
 
 RULES = {
-    "sequential": "agents.rules.sequential.Sequential",
-    "concurrent": "agents.rules.concurrent.Concurrent",
+    "sequential": "agents.rules.plain_strategies.Sequential",
+    "concurrent": "agents.rules.plain_strategies.Concurrent",
     "threshold-groups": "agents.rules.threshold_groups.ThresholdGroups",
     "hysteresis-pause": "agents.rules.hysteresis_pause.HysteresisPause",
     "stats-poll-packed": "agents.rules.stats_poll_packed.StatsPollPacked",
@@ -32,6 +32,7 @@ RULES = {
     "hybrid-prm": "agents.rules.hybrid_prm.HybridPrm",
     "heracles": "agents.rules.heracles.Heracles",
     "parties": "agents.rules.parties.Parties",
+    "queue": "agents.rules.queue.Queue",
     "perfiso": "agents.rules.perfiso.PerfIso",
 }
 """Where each rule is: only the one that is asked for is imported."""

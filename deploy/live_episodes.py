@@ -186,6 +186,7 @@ class Episode:
             "slo": slo_term(violated_s, over_slo_s),
             "churn": churn_term(edited + changes),
             "shaping": shaping_term(gamma, before, after),
+            "jct": 0.0,  # all jobs are there from the start
         }
         self._decisions += 1
         self._edits += edited

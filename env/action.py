@@ -22,6 +22,7 @@ from env.codes import (
     DONE,
     KEEP,
     NORMAL,
+    NOT_ARRIVED,
     PAUSE,
     PAUSED,
     PENDING,
@@ -160,9 +161,10 @@ def open_edits(control):
     """
     The edits that are open now, memcached's vCPUs aside, as a word of `OPEN_` bits.
 
-    A job can start while the memory that no launched job holds is enough for it, and it can be
-    moved or paused again once its dwell time has passed. Keeping is open unless nothing runs though
-    something could, and whenever the SLO guard is up: who waits for it has nothing to change.
+    A job that has arrived can start while the memory that no launched job holds is enough for it,
+    and it can be moved or paused again once its dwell time has passed. Keeping is open unless
+    nothing runs though something could, and whenever the SLO guard is up: who waits for it has
+    nothing to change.
 
     :param control: a control row (`env.control`)
     """
@@ -175,8 +177,10 @@ def open_edits(control):
     for job in range(len(control.state)):
         state = DONE if control.job_state[job] == DONE else control.state[job]
         bits = 0
-        if state == PENDING and control.job_memory_mib[job] <= memory_free:
-            bits = OPEN_START
+        if state == PENDING:
+            here = control.job_state[job] != NOT_ARRIVED
+            if here and control.job_memory_mib[job] <= memory_free:
+                bits = OPEN_START
         elif state == RUNNING:
             if control.now_s - control.moved_at_s[job] >= control.move_dwell_s:
                 bits |= OPEN_PLACE

@@ -20,9 +20,10 @@ class JobState(IntEnum):
     RUNNING = codes.RUNNING
     PAUSED = codes.PAUSED
     DONE = codes.DONE
+    NOT_ARRIVED = codes.NOT_ARRIVED
 
 
-IDLE = (JobState.PENDING, JobState.DONE)
+IDLE = (JobState.PENDING, JobState.DONE, JobState.NOT_ARRIVED)
 
 
 class Weight(IntEnum):

@@ -5,8 +5,9 @@ They are plain ints: compiled code takes them as constants, arrays hold them, an
 compares them faster than members of an enum. `env.allocation` names states and weights as enums.
 """
 
-# Where a job stands; a container that is still starting is running.
-PENDING, RUNNING, PAUSED, DONE = 0, 1, 2, 3
+# Where a job stands; a container that is still starting is running. A job that has not arrived is
+# one that nobody on the machine knows of yet.
+PENDING, RUNNING, PAUSED, DONE, NOT_ARRIVED = 0, 1, 2, 3, 4
 
 # CPU weight: background yields to everything else, normal equals memcached's.
 BACKGROUND, NORMAL = 0, 1

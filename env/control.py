@@ -230,7 +230,8 @@ def regulated(control: Any, scenario: Scenario) -> Allocation:
     :param scenario: gives the order of the jobs
     """
     fields = (control.state, control.cores, control.weight, control.threads, control.quota)
-    rows = zip(scenario.job_names, *(np.asarray(field).tolist() for field in fields), strict=True)
+    names = scenario.job_names
+    rows = zip(names, *(np.asarray(field[: len(names)]).tolist() for field in fields), strict=True)
     jobs = {
         name: JobAllocation(
             STATES[state],

@@ -21,7 +21,8 @@ that a VM could not show. The layout, with J jobs and C vCPUs:
 | 1 | the worst of the readings while memcached held its refuge or more, fading | SLO |
 | 1 | level of the SLO guard (`env.guard`) | its highest level |
 | C | vCPU belongs to memcached | 0 / 1 |
-| J x (7 + C) | job pending, running, paused, done; CPU time over solo work, at most 2; | 0 / 1, 1 |
+| J x (7 + C) | job pending, running, paused, done (none of them: it has not arrived); | 0 / 1 |
+| | CPU time over solo work, at most 2; | 1 |
 | | threads; background weight; vCPU belongs to the job | C, 0 / 1 |
 | n_edits | the action mask (`env.action.legal_edits`) | 0 / 1 |
 
@@ -29,7 +30,7 @@ The allocation shown is the regulated one: what was sent to the actuator, the la
 included, because actions take effect late.
 """
 
-from env.codes import BACKGROUND, DONE, PAUSED, PENDING, RUNNING
+from env.codes import BACKGROUND, DONE, NOT_ARRIVED, PAUSED, PENDING, RUNNING
 from env.control import HISTORY, PROBE_WINDOW_S
 from env.guard import PAUSED_ALL
 from env.scenario import Scenario
@@ -50,8 +51,17 @@ def feature_count(scenario: Scenario) -> int:
 
     :param scenario: gives the numbers of jobs and vCPUs
     """
-    vcpus = scenario.machine.vcpus
-    return GLOBAL_FEATURES + vcpus + len(scenario.jobs) * (JOB_FEATURES + vcpus)
+    return features_of(len(scenario.jobs), scenario.machine.vcpus)
+
+
+def features_of(n_jobs: int, n_vcpus: int) -> int:
+    """
+    Number of features before the action mask, for any size.
+
+    :param n_jobs: J
+    :param n_vcpus: C
+    """
+    return GLOBAL_FEATURES + n_vcpus + n_jobs * (JOB_FEATURES + n_vcpus)
 
 
 def remember(control):
@@ -123,6 +133,8 @@ def observe(control, n_vcpus, features):
         state = control.state[job]
         if control.job_state[job] == DONE:
             state = DONE
+        elif control.job_state[job] == NOT_ARRIVED:
+            state = NOT_ARRIVED
         features[at] = 1.0 if state == PENDING else 0.0
         features[at + 1] = 1.0 if state == RUNNING else 0.0
         features[at + 2] = 1.0 if state == PAUSED else 0.0

@@ -2,10 +2,11 @@
 Makes `gymnasium.make` find the environments; import it, or name it as a module prefix.
 
     gymnasium.make("env.registration:coretide/Colocation-v0", scenario="cca-2025")
+    gymnasium.make("env.registration:coretide/Family-v0")
     gymnasium.make("env.registration:coretide/ColocationVM-v0", scenario="local", runtime="process")
 
-The second one is this machine itself. Its entry point is only named here, and imported when the
-environment is made.
+The second one is another drawn scenario in each episode, the third this machine itself. Their entry
+points are only named here, and imported when the environment is made.
 """
 
 import gymnasium
@@ -13,6 +14,11 @@ import gymnasium
 gymnasium.register(
     id="coretide/Colocation-v0",
     entry_point="env.colocation:ColocationEnv",
+)
+
+gymnasium.register(
+    id="coretide/Family-v0",
+    entry_point="env.family.environment:FamilyEnv",
 )
 
 gymnasium.register(

@@ -13,7 +13,7 @@ All functions work on a control row (`env.control`), plain Python here, compiled
 
 import math
 
-from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
+from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PAUSED, PENDING, RUNNING
 from env.guard import PAUSED_ALL, kept_off, least_service
 
 STRANDED, DWELL, SHARING, MEMORY, PAUSE_FLAP, MOVE_FLAP, HICCUP, GUARD = (1 << n for n in range(8))
@@ -131,7 +131,7 @@ def regulate_jobs(control):
         elif control.state[job] != PENDING:
             memory_free -= control.job_memory_mib[job]
     for job in range(len(control.state)):
-        if control.state[job] == DONE:
+        if control.state[job] == DONE or control.job_state[job] == NOT_ARRIVED:
             continue
         state = control.desired_state[job]
         if control.state[job] == PENDING:
@@ -236,6 +236,8 @@ def pass_through(control):
     if control.desired_service != 0:
         control.service = control.desired_service
     for job in range(len(control.state)):
+        if control.job_state[job] == NOT_ARRIVED:
+            continue
         if control.job_state[job] == DONE:
             control.state[job] = DONE
         elif control.desired_state[job] == RUNNING or (

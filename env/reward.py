@@ -6,6 +6,9 @@ The reward of one decision, in named terms. One unit is `UNIT_S` seconds of make
   interval that broke it, when it ends, and `SEVERITY_WEIGHT` times the time's worth of
   requests over the SLO as they occur, so that an interval already lost is not free to
   sacrifice.
+- `jct`: minus the seconds that jobs which are there and not done have waited or run, divided by the
+  number of all jobs, so that an episode costs their mean job completion time. Only where jobs
+  arrive during the episode: where all are there from the start, what counts is the makespan.
 - `churn`: minus `CHANGE_COST_S` for each edit and for each change that is actuated, so that of two
   equally fast schedules the calmer one wins, and edits are not made for their own sake.
 - `shaping`: potential-based, gamma Phi(s') - Phi(s) (Ng, Harada, Russell 1999), which leaves the
@@ -21,7 +24,7 @@ CHANGE_COST_S = 0.05
 WORK_RATE_PER_VCPU = 0.5
 """The rate that Phi assumes [solo-core seconds of work per vCPU and second]; SMT costs the rest."""
 
-TERMS = ("time", "slo", "churn", "shaping")
+TERMS = ("time", "slo", "churn", "shaping", "jct")
 
 
 def time_term(elapsed_s):
@@ -71,3 +74,13 @@ def shaping_term(gamma, potential_before, potential_after):
     :param potential_after: Phi(s') [`UNIT_S`]
     """
     return gamma * potential_after - potential_before
+
+
+def jct_term(present_s, n_jobs):
+    """
+    Cost of jobs' time from their arrival to their end.
+
+    :param present_s: seconds that jobs have been there unfinished, summed over them
+    :param n_jobs: number of all jobs, those that have not arrived included
+    """
+    return -present_s / n_jobs / UNIT_S

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -20,10 +21,9 @@ from pydantic import (
 )
 
 from env.errors import InputError, validation_message
+from env.family.drawing import FAMILY_FILE, PROFILE_FOLDER, SCENARIO_FOLDER, draw, is_drawn
 from env.inputs.yaml_files import read_yaml
 
-SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
-PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
 THREADS_TOKEN = "{threads}"
 
 MAX_JOBS = 20
@@ -126,6 +126,7 @@ class Job(_Part):
     :param threads: allowed thread counts, in rising order; one is chosen at launch
     :param memory_mib: the container's memory limit [MiB]
     :param endless: the job never ends by itself; what counts is how much it gets done
+    :param arrival_s: when it arrives, from the start of the load [s]; nobody sees it before
     """
 
     name: Name
@@ -134,6 +135,7 @@ class Job(_Part):
     threads: tuple[PositiveInt, ...] = Field(min_length=1)
     memory_mib: PositiveInt
     endless: bool = False
+    arrival_s: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _threads_grow(self) -> "Job":
@@ -300,6 +302,11 @@ class Scenario(_Part):
                 "service.overflow_cores: must contain the largest of core_choices, and more"
             )
         for job in self.jobs:
+            if job.arrival_s >= self.load.duration_s:
+                raise ValueError(
+                    f"jobs.{job.name}.arrival_s: {job.arrival_s:g} is not before the load's end, "
+                    f"{self.load.duration_s:g}"
+                )
             if job.memory_mib > self.machine.memory_mib:
                 raise ValueError(
                     f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
@@ -323,6 +330,11 @@ class Scenario(_Part):
         """Whether some job never ends, so that a run ends with the load."""
         return any(job.endless for job in self.jobs)
 
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether some job arrives during the episode, so that job completion times count."""
+        return any(job.arrival_s > 0.0 for job in self.jobs)
+
     def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
         """
         A validated copy with some fields replaced.
@@ -338,7 +350,7 @@ class Scenario(_Part):
 
 def scenario_names() -> list[str]:
     """The shipped scenarios."""
-    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml") if path != FAMILY_FILE)
 
 
 def profile_names() -> list[str]:
@@ -353,7 +365,17 @@ def profile_work_s(profile: str) -> dict[str, float]:
     :param profile: a shipped profile's name, or a YAML file
     :raises ValueError: if there is no such profile
     """
-    return dict(_read_profile(profile)[0])
+    return {name: traits["work_s"] for name, traits in profile_traits(profile).items()}
+
+
+def profile_traits(profile: str) -> dict[str, dict[str, float]]:
+    """
+    What a profile says of each job, by the names of `env.physics.jobs.JOB_FIELDS`.
+
+    :param profile: a shipped or drawn profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    return _read_profile(profile)[0]
 
 
 def profile_hash(profile: str) -> str:
@@ -366,8 +388,10 @@ def profile_hash(profile: str) -> str:
     return _read_profile(profile)[1]
 
 
-def _read_profile(profile: str) -> tuple[dict[str, float], str]:
+def _read_profile(profile: str) -> tuple[dict[str, dict[str, float]], str]:
     """What the live side needs of a profile, without the compiler that the physics needs."""
+    if is_drawn(profile):
+        return _traits(draw(profile).profile["jobs"]), ""
     try:
         path = profile_path(profile)
         return _profile_in(path, path.stat().st_mtime_ns)
@@ -405,19 +429,27 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, float], str]:
+def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, dict[str, float]], str]:
     content = read_yaml(path, "a profile")
-    work_s = {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
-    return work_s, str(content.get("hash", ""))
+    return _traits(content["jobs"]), str(content.get("hash", ""))
+
+
+def _traits(jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {trait: float(parameter["value"]) for trait, parameter in job.items()}
+        for name, job in jobs.items()
+    }
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
     """
     Read and validate a scenario.
 
-    :param name_or_path: a shipped scenario's name, or a YAML file
+    :param name_or_path: a shipped or drawn scenario's name, or a YAML file
     :raises InputError: one line that names the file, the field and what is allowed
     """
+    if is_drawn(str(name_or_path)):
+        return _validated(name_or_path, draw(str(name_or_path)).scenario)
     path = Path(name_or_path)
     if str(name_or_path) in scenario_names():
         path = SCENARIO_FOLDER / f"{name_or_path}.yaml"

@@ -3,7 +3,7 @@
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from agents.policy import Controller, CounterRate, Parameters, unfinished
-from env.allocation import Allocation, JobAllocation, JobState
+from env.allocation import Allocation, JobAllocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -40,7 +40,7 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
 
     The page tells neither period nor lanes. Assumed: a 1 s CPU window as in its course's other
     controllers; freqmine, ferret, canneal and vips are heavy; light jobs that are left when the
-    heavy ones are done move to their vCPUs.
+    heavy ones are done move to their vCPUs. Of other jobs the longer half is heavy.
     """
 
     schema = HysteresisPauseParameters
@@ -48,7 +48,12 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
-        self.require_jobs([*self.parameters.heavy, *self.parameters.light])
+        self._heavy, self._light = dict(self.parameters.heavy), dict(self.parameters.light)
+        if not self.has_plan([*self._heavy, *self._light]):
+            order = self.longest_first(self.job_names)
+            half = -(-len(order) // 2)
+            self._heavy = dict.fromkeys(order[:half], self.scaled(2))
+            self._light = dict.fromkeys(order[half:], 1)
         self._cpu = CounterRate()
         self._lent = tuple(core for core in self.most if core not in self.least)
         self._taken = True
@@ -59,20 +64,15 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
         used = self._cpu.rate(telemetry.time_s, telemetry.service.cpu_s)
         if used is not None:
             self._taken = used > (rule.return_below if self._taken else rule.take_above)
-        jobs = {}
-        apart = self.others(self.most)
-        heavy = unfinished(telemetry, rule.heavy)[:1]
-        light = unfinished(telemetry, rule.light)[:1]
+        jobs: dict[str, JobAllocation] = {}
+        apart = self.others(self.most) or self._lent
+        heavy, light = (
+            self.launched_first(unfinished(telemetry, lane), telemetry)[:1]
+            for lane in (self._heavy, self._light)
+        )
         for job in heavy:
-            jobs[job] = self.running(job, apart, rule.heavy[job])
+            jobs |= self.spread(telemetry, [job], apart, self._heavy[job])
         for job in light:
-            jobs[job] = self.running(job, self._lent if heavy else apart, rule.light[job])
-            if heavy and self._taken:
-                jobs[job] = self._paused(job, telemetry)
+            lent = () if self._taken else self._lent
+            jobs |= self.spread(telemetry, [job], lent if heavy else apart, self._light[job])
         return Allocation(self.most if self._taken else self.least, jobs)
-
-    def _paused(self, job: str, telemetry: Telemetry) -> JobAllocation:
-        """A light job while memcached has its vCPU: paused, or not yet started."""
-        if telemetry.applied.jobs[job].state == JobState.PENDING:
-            return JobAllocation()
-        return JobAllocation(JobState.PAUSED, self._lent, threads=self.parameters.light[job])

@@ -10,7 +10,7 @@ from env.telemetry import Telemetry
 
 class SharedBackgroundParameters(Parameters):
     """
-    The lanes and their thread counts.
+    The lanes of the published jobs, and their thread counts on 4 vCPUs.
 
     :param alone: jobs that run first, one after another
     :param alone_threads: thread count of those
@@ -34,7 +34,8 @@ class SharedBackground(Controller[SharedBackgroundParameters]):
     all vCPUs. Then pairs with 2 threads each: ferret on memcached's vCPUs beside canneal,
     blackscholes, dedup, radix and vips, one after another, on the two others. The lane that is
     left alone gets all vCPUs. There is nothing to control: the period is how often it looks
-    whether a job has ended.
+    whether a job has ended. Of other jobs the longest runs alone, and the second longest beside
+    memcached.
     """
 
     schema = SharedBackgroundParameters
@@ -43,25 +44,30 @@ class SharedBackground(Controller[SharedBackgroundParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         rule = self.parameters
-        self.require_jobs([*rule.alone, *rule.beside, *rule.apart])
+        self._lanes = rule.alone, rule.beside, rule.apart
+        if not self.has_plan([*rule.alone, *rule.beside, *rule.apart]):
+            order = tuple(self.longest_first(self.job_names))
+            self._lanes = order[:1], order[1:2], order[2:]
 
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Run the next job of each lane."""
         rule = self.parameters
-        if alone := unfinished(telemetry, rule.alone)[:1]:
+        alone, beside, apart = (
+            self.launched_first(unfinished(telemetry, lane), telemetry)[:1] for lane in self._lanes
+        )
+        if alone:
             return Allocation(
                 self.most, {job: self._shared(job, self.vcpus, rule.alone_threads) for job in alone}
             )
-        beside = unfinished(telemetry, rule.beside)[:1]
-        apart = unfinished(telemetry, rule.apart)[:1]
         jobs = {}
         for lane, other, cores in (
             (beside, apart, self.most),
             (apart, beside, self.others(self.most)),
         ):
             for job in lane:
-                jobs[job] = self._shared(job, cores if other else self.vcpus, rule.paired_threads)
+                alone_on = cores if other and cores else self.vcpus
+                jobs[job] = self._shared(job, alone_on, rule.paired_threads)
         return Allocation(self.most, jobs)
 
     def _shared(self, job: str, cores: tuple[int, ...], threads: int) -> JobAllocation:
-        return self.running(job, cores, threads, Weight.BACKGROUND)
+        return self.running(job, cores, self.scaled(threads), Weight.BACKGROUND)

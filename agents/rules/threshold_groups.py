@@ -1,11 +1,9 @@
 """Groups of jobs beside a memcached that gets a second vCPU when it is busy."""
 
-from dataclasses import replace
-
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from agents.policy import Controller, CpuThreshold, Parameters, unfinished
-from env.allocation import Allocation, JobAllocation, JobState
+from env.allocation import Allocation, JobAllocation
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -48,7 +46,8 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     dedup (1); ferret (3), vips (1) and radix (1); freqmine (3). Long jobs use all batch vCPUs,
     blackscholes two, the short ones one and the same. Its logs show all jobs on all batch vCPUs:
     `threshold-groups-as-run` does the same. Where memcached's largest set is the whole machine, the
-    jobs pause while it holds that.
+    jobs pause while it holds that. Other jobs come in groups of a long, a middling and a short one,
+    on all batch vCPUs, half of them and one.
     """
 
     schema = ThresholdGroupsParameters
@@ -57,7 +56,8 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         groups = self.parameters.groups
-        self.require_jobs(member.job for group in groups for member in group)
+        if not self.has_plan(member.job for group in groups for member in group):
+            groups = self._own_groups()
         self._groups = [{member.job: member for member in group} for group in groups]
         self._service = CpuThreshold(self.parameters.threshold)
 
@@ -68,17 +68,21 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
         for group in self._groups:
             if left := unfinished(telemetry, group):
                 members = [group[job] for job in left]
-                if not batch:
-                    return Allocation(service, self._pausing(telemetry, left))
-                return Allocation(
-                    service,
-                    {m.job: self.running(m.job, batch[-m.cores :], m.threads) for m in members},
-                )
+                jobs: dict[str, JobAllocation] = {}
+                for m in members:
+                    jobs |= self.spread(telemetry, [m.job], batch[-m.cores :], m.threads)
+                return Allocation(service, jobs)
         return Allocation(service)
 
-    @staticmethod
-    def _pausing(telemetry: Telemetry, jobs: list[str]) -> dict[str, JobAllocation]:
-        """Those of the jobs that were launched, paused where they are."""
-        applied = telemetry.applied.jobs
-        launched = [job for job in jobs if applied[job].state != JobState.PENDING]
-        return {job: replace(applied[job], state=JobState.PAUSED) for job in launched}
+    def _own_groups(self) -> tuple[tuple[GroupMember, ...], ...]:
+        """Groups of three for jobs that no published plan names."""
+        order = self.longest_first(self.job_names)
+        count, batch = -(-len(order) // 3), len(self.others(self.least))
+        widths = (batch, max(1, batch // 2), 1)
+        return tuple(
+            tuple(
+                GroupMember(job=job, threads=width, cores=width)
+                for job, width in zip(order[first::count], widths, strict=False)
+            )
+            for first in range(count)
+        )

@@ -34,6 +34,9 @@ from env.reward import TERMS
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""
 
+MOST_VCPUS = 16
+"""vCPUs of a padded host: so many at most has a machine of the scenario family (`env.family`)."""
+
 TURNS = 3
 """A hiccup begins, ends, and what it left behind is served: what a sensor's window may reach."""
 
@@ -57,7 +60,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("host_params", real, (len(HOST_FIELDS),)),
         ("cost_params", real, (len(COST_FIELDS),)),
         ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
-        ("starts_ahead", whole),  # containers are made before the first decision
+        ("starts_ahead", whole),  # containers are made before their jobs' starts are decided
         ("random", whole, (2,)),
         # The load.
         ("interval", whole),
@@ -85,12 +88,17 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("lands_s", real, jobs),  # a start, pause or resume
         ("move_lands_s", real, jobs),  # a change of vCPUs, weight or quota
         ("api_free_s", real),
+        ("ready_s", real, jobs),  # when the container of a job that arrived later is there
         ("true_service", whole),
         ("true_state", whole, jobs),
         ("true_cores", whole, jobs),
         ("true_weight", whole, jobs),
         ("true_quota", real, jobs),
         # The jobs.
+        ("n_jobs", whole),  # the rest of the J are padding: done from the start
+        ("count_jct", whole),  # 1: some jobs arrive later, so their completion times count
+        ("arrival_s", real, jobs),
+        ("next_arrival_s", real),  # inf: all are there
         ("overhead_left_s", real, jobs),
         ("work_left_s", real, jobs),
         ("start_s", real, jobs),

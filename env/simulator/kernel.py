@@ -14,7 +14,7 @@ compiles it, and `function.py_func` is the same code uncompiled.
 import math
 
 from env import action, decision, observation, regulator, reward
-from env.codes import DONE, PENDING, RUNNING, TERMINATED, TRUNCATED
+from env.codes import DONE, NOT_ARRIVED, PENDING, RUNNING, TERMINATED, TRUNCATED
 from env.physics.backlog import time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
@@ -22,7 +22,7 @@ from env.physics.service import mixture_p95
 from env.simulator.guarding import guard_changes_level, next_guard_s
 from env.simulator.hiccups import note_rates, offer, plan_hiccup, turn_hiccup
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
-from env.simulator.sending import land_move, land_service, land_state, send
+from env.simulator.sending import land_move, land_service, land_state, make_ahead, send
 from env.simulator.sensing import read_jobs, read_use, sense
 
 callable_from_kernel(
@@ -48,6 +48,7 @@ callable_from_kernel(
     reward.time_term,
     reward.slo_term,
     reward.churn_term,
+    reward.jct_term,
     reward.potential,
     reward.shaping_term,
 )
@@ -84,7 +85,7 @@ def step(h, rows, targets, edit, gamma, terms):
     :param targets: float64[n_intervals], the load trace [requests/s]
     :param edit: index of the edit
     :param gamma: the trainer's discount, for the shaping term
-    :param terms: float64[4], receives the reward terms (`env.reward.TERMS`)
+    :param terms: float64[len(TERMS)], receives the reward terms (`env.reward.TERMS`)
     :return: 0, `TERMINATED` or `TRUNCATED`
     """
     before_s = h.now_s
@@ -152,7 +153,7 @@ def _work_left(h):
     total = 0.0
     for job in range(h.work_left_s.shape[0]):
         total += h.work_left_s[job] + h.overhead_left_s[job]
-        if h.true_state[job] == PENDING:
+        if h.true_state[job] == PENDING or h.true_state[job] == NOT_ARRIVED:
             total += h.job_params[job, LAUNCH_OVERHEAD_S]
     return total
 
@@ -163,6 +164,16 @@ def _how_ended(h):
     if all_done(h):
         return TERMINATED
     return TRUNCATED if h.now_s >= h.duration_s - SOON_S else 0
+
+
+@compiled
+def _present_s(h, since_s):
+    """Seconds since some time that jobs have been there unfinished, summed over them."""
+    total = 0.0
+    for job in range(h.n_jobs):
+        until_s = min(h.end_s[job], h.now_s)
+        total += max(0.0, until_s - max(h.arrival_s[job], since_s))
+    return total
 
 
 @compiled
@@ -184,7 +195,7 @@ def write_terms(h, terms, step_s, actuations, potential, gamma, ended):
     Write the reward terms of a decision, and add them to the episode's.
 
     :param h: host row
-    :param terms: float64[4], receives the terms (`env.reward.TERMS`)
+    :param terms: float64[len(TERMS)], receives the terms (`env.reward.TERMS`)
     :param step_s: how much time passed [s]
     :param actuations: how many changes were sent
     :param potential: what the decision began with; an episode that has terminated has none left
@@ -196,6 +207,7 @@ def write_terms(h, terms, step_s, actuations, potential, gamma, ended):
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
     terms[2] = reward.churn_term(1 - h.kept + actuations)
     terms[3] = reward.shaping_term(gamma, potential, after)
+    terms[4] = reward.jct_term(_present_s(h, h.now_s - step_s), h.n_jobs) if h.count_jct else 0.0
     for term in range(terms.shape[0]):
         h.term_sums[term] += terms[term]
 
@@ -246,6 +258,9 @@ def advance(h, targets, until_s):
             end_interval(h)
             _begin_interval(h, targets)
             changed = moved = True
+        if h.next_arrival_s <= h.now_s + SOON_S:
+            let_arrive(h)
+            changed = True
         if h.guard_at_s <= h.now_s + SOON_S:
             _guard(h)
             changed = True
@@ -379,6 +394,26 @@ def finish_jobs(h):
 
 
 @compiled
+def let_arrive(h):
+    """
+    Jobs arrive: the next poll shows them, and their containers are made ahead.
+
+    :param h: host row
+    """
+    h.next_arrival_s = math.inf
+    for job in range(h.true_state.shape[0]):
+        if h.true_state[job] != NOT_ARRIVED:
+            continue
+        if h.arrival_s[job] <= h.now_s + SOON_S:
+            h.true_state[job] = PENDING
+            h.settled = 0
+            wake(h, h.now_s)
+        else:
+            h.next_arrival_s = min(h.next_arrival_s, h.arrival_s[job])
+    make_ahead(h)
+
+
+@compiled
 def wake(h, earliest_s):
     """
     End a sleeping policy's step at the first poll that is not before `earliest_s`.
@@ -469,7 +504,7 @@ def step_batch(hosts, rows, targets, edits, gamma, terms, rewards, ended, observ
     :param targets: float64[B, n_intervals]
     :param edits: int64[B], index of each host's edit
     :param gamma: discount for the shaping term
-    :param terms: float64[B, 4], receives the reward terms
+    :param terms: float64[B, len(TERMS)], receives the reward terms
     :param rewards: float32[B], receives their sums
     :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`
     :param observations: float32[B, n_features + n_edits]

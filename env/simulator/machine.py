@@ -13,12 +13,16 @@ import numpy.typing as npt
 
 from env.action import edit_table
 from env.allocation import Allocation, JobState
+from env.codes import NOT_ARRIVED
 from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, set_desired
-from env.observation import feature_count
-from env.physics.jobs import SERIAL_FRACTION, WORK_S
+from env.errors import InputError
+from env.family.drawing import is_drawn
+from env.observation import features_of
+from env.physics.jobs import CORES_PER_THREAD, LAUNCH_OVERHEAD_S, SERIAL_FRACTION, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
 from env.physics.parameters import (
     HOST_FIELDS,
+    JOB_SPEED,
     LOAD_LAG_HIGH_S,
     LOAD_LAG_LOW_S,
     STALLS_PER_S,
@@ -27,9 +31,9 @@ from env.physics.parameters import (
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
-from env.scenario import Scenario
+from env.scenario import MAX_JOBS, Scenario
 from env.simulator import kernel
-from env.simulator.host import TURNS, HostFields, host_dtype
+from env.simulator.host import MOST_VCPUS, TURNS, HostFields, host_dtype
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
@@ -108,6 +112,9 @@ class EpisodeFactory:
     :param scenario: the problem
     :param profile: fitted parameters; the scenario's own profile if none is given
     :param variation: how episodes differ
+    :param padded: hosts have room for `MAX_JOBS` jobs and `MOST_VCPUS` vCPUs, so that one compiled
+        kernel serves scenarios of every size; a drawn scenario's are if nobody says
+    :raises InputError: if the scenario does not fit a padded host
     """
 
     def __init__(
@@ -115,12 +122,16 @@ class EpisodeFactory:
         scenario: Scenario,
         profile: Profile | None = None,
         variation: Variation | None = None,
+        padded: bool | None = None,
     ):
         self.scenario = scenario
         self.profile = profile or load_profile(scenario.profile)
         self.variation = variation or Variation()
         self.table = edit_table(scenario)
-        self.observation_size = feature_count(scenario) + len(self.table)
+        self.size = len(scenario.jobs), scenario.machine.vcpus
+        if is_drawn(scenario.profile) if padded is None else padded:
+            self.size = _padded_size(scenario)
+        self.observation_size = features_of(*self.size) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
         self._spreads = [
@@ -193,7 +204,9 @@ class EpisodeFactory:
             _keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
-        host["work_left_s"] = np.where(self._endless, NO_END_S, host["job_params"][:, WORK_S])
+        n_jobs = len(self._endless)
+        work_s = host["job_params"][:n_jobs, WORK_S]
+        host["work_left_s"][:n_jobs] = np.where(self._endless, NO_END_S, work_s)
         kernel.start_episode_at(hosts, index, targets[index])
 
     def _draw_range(self, rng: np.random.Generator) -> tuple[int, int]:
@@ -223,6 +236,7 @@ class EpisodeFactory:
             ("state", JobState.DONE),
             ("sent_state", JobState.DONE),
             ("work_left_s", 0.0),
+            ("end_s", 0.0),
             ("job_cpu_s", host["job_work_s"][done]),
         ):
             host[name][done] = value
@@ -232,9 +246,11 @@ class EpisodeFactory:
         machine, service, load = scenario.machine, scenario.service, scenario.load
         n_jobs = len(scenario.jobs)
         job_params = profile.job_array(scenario.job_names)
-        host = np.zeros(1, dtype=host_dtype(n_jobs, machine.vcpus))
+        host = np.zeros(1, dtype=host_dtype(*self.size))
         work = dict(zip(scenario.job_names, job_params[:, WORK_S], strict=True))
         values = initial_values(scenario, work)
+        arrival_s = [job.arrival_s for job in scenario.jobs]
+        states = [NOT_ARRIVED if at_s > 0.0 else JobState.PENDING for at_s in arrival_s]
         host_params = profile.host_array()
         for field, value in scenario.delays.model_dump(exclude_none=True).items():
             if field in HOST_FIELDS:
@@ -268,16 +284,27 @@ class EpisodeFactory:
             guard_at_s=math.inf,
             start_s=[math.inf] * n_jobs,
             end_s=[math.inf] * n_jobs,
+            n_jobs=n_jobs,
+            count_jct=scenario.has_arrivals,
+            arrival_s=arrival_s,
+            next_arrival_s=min((at_s for at_s in arrival_s if at_s > 0.0), default=math.inf),
+            job_state=states,
+            true_state=states,
+            sent_state=values["state"],
         )
+        _fill_padding(host[0])
         for name, value in values.items():
-            host[name] = value
+            given = np.asarray(value)
+            first: tuple[Any, ...] = (0, *map(slice, given.shape))
+            host[name][first] = given
         return host[0]
 
     def _draw_physics(self, host: Any, rng: np.random.Generator) -> None:
         """Draw the episode's parameters from the profile's uncertainty."""
         scale = self.variation.physics
         for name, spreads in self._spreads:
-            _scatter(host[name][..., : spreads.shape[-1]], scale * spreads, rng)
+            drawn = tuple(slice(length) for length in spreads.shape)
+            _scatter(host[name][drawn], scale * spreads, rng)
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
         host["service_params"][VM_SPEED] = math.exp(scale * self.profile.vm_speed.spread * speed)
         # The load's clock is late, and with it every interval.
@@ -287,6 +314,26 @@ class EpisodeFactory:
         if self._hiccup_spreads.any():
             _scatter(host["host_params"][STALLS_PER_S:], scale * self._hiccup_spreads, rng)
         _keep_physical(host)
+
+
+def _padded_size(scenario: Scenario) -> tuple[int, int]:
+    """The numbers of jobs and vCPUs of a padded host."""
+    if scenario.machine.vcpus > MOST_VCPUS:
+        raise InputError(
+            f"scenario {scenario.name}: machine.vcpus: {scenario.machine.vcpus}; "
+            f"a padded host has {MOST_VCPUS}"
+        )
+    return MAX_JOBS, MOST_VCPUS
+
+
+def _fill_padding(host: Any) -> None:
+    """Make every job one that is done from the start, and every vCPU one without a sibling."""
+    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
+        host[name] = JobState.DONE
+    for name in ("lands_s", "move_lands_s", "start_s"):
+        host[name] = math.inf
+    host["sibling"] = host["batch_sibling"] = -1
+    host["job_work_s"] = 1.0
 
 
 def _scatter(
@@ -410,11 +457,12 @@ class SimulatedMachine:
         host = self.host
         time_s, *service, window_s, p95_us, cpi, level = self._readings.item(0)
         probed = (p95_us, cpi) if window_s > 0.0 else ()
-        states, cpu_s = host.job_state.tolist(), host.job_cpu_s.tolist()
+        n_jobs, n_vcpus = len(self._names), self.scenario.machine.vcpus
+        states, cpu_s = host.job_state[:n_jobs].tolist(), host.job_cpu_s[:n_jobs].tolist()
         return Telemetry(
             time_s,
             ServiceTelemetry(*service, *probed),
-            tuple(host.vcpu_busy_s.tolist()),
+            tuple(host.vcpu_busy_s[:n_vcpus].tolist()),
             {
                 name: JobTelemetry(STATES[state], used)
                 for name, state, used in zip(self._names, states, cpu_s, strict=True)
@@ -472,7 +520,7 @@ class SimulatedMachine:
     @property
     def completed(self) -> bool:
         """Whether all jobs are done."""
-        return min(self.host.true_state.tolist()) == JobState.DONE
+        return all(state == JobState.DONE for state in self.host.true_state.tolist())
 
     @property
     def over(self) -> bool:
@@ -494,6 +542,17 @@ def _moment(time_s: float) -> float | None:
     return time_s if math.isfinite(time_s) else None
 
 
+def _alone_s(host: Any, scenario: Scenario) -> list[float]:
+    """What each job takes alone on the machine with its most threads: Amdahl's law [s]."""
+    params = host["job_params"][: len(scenario.jobs)]
+    threads = np.array([max(job.threads) for job in scenario.jobs])
+    wide = np.minimum(threads * params[:, CORES_PER_THREAD], scenario.machine.vcpus)
+    serial = params[:, SERIAL_FRACTION]
+    work_s = params[:, WORK_S] * (serial + (1.0 - serial) / wide)
+    alone_s = params[:, LAUNCH_OVERHEAD_S] + work_s / host["host_params"][JOB_SPEED]
+    return list(alone_s.tolist())
+
+
 def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     """
     The figures of an episode that has ended.
@@ -504,23 +563,29 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
     :param scenario: gives the jobs their names
     """
     figures: dict[str, Any] = {name: host[name].item() for name in COUNTS}
-    started, ended = host["start_s"].tolist(), host["end_s"].tolist()
-    completed = min(host["true_state"].tolist()) == JobState.DONE
+    n_jobs = len(scenario.jobs)
+    per_job_fields = ("paused_s", "pauses", "threads", "work_left_s")
+    started, ended = host["start_s"][:n_jobs].tolist(), host["end_s"][:n_jobs].tolist()
+    completed = all(state == JobState.DONE for state in host["true_state"].tolist())
     per_job = zip(
         scenario.jobs,
+        _alone_s(host, scenario),
         started,
         ended,
-        *(host[name].tolist() for name in ("paused_s", "pauses", "threads", "work_left_s")),
+        *(host[name][:n_jobs].tolist() for name in per_job_fields),
         strict=True,
     )
     return {
         "makespan_s": max(ended) - min(started) if completed else host["duration_s"].item(),
+        "duration_s": host["duration_s"].item(),
         "completed": completed,
         "violation_ratio": figures["violations"] / max(1, figures["intervals"]),
         **figures,
         "reward_terms": dict(zip(TERMS, host["term_sums"].tolist(), strict=True)),
         "jobs": {
             job.name: {
+                "arrival_s": job.arrival_s,
+                "alone_s": alone_s,
                 "start_s": _moment(start_s),
                 "end_s": _moment(end_s),
                 "paused_s": paused_s,
@@ -528,6 +593,6 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
                 "threads": threads,
             }
             | ({"work_s": NO_END_S - left_s} if job.endless else {})
-            for job, start_s, end_s, paused_s, pauses, threads, left_s in per_job
+            for job, alone_s, start_s, end_s, paused_s, pauses, threads, left_s in per_job
         },
     }

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from env.errors import InputError, validation_message
+from env.family.drawing import draw, is_drawn
 from env.inputs.yaml_files import read_yaml
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import (
@@ -213,9 +214,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     Read a profile.
 
-    :param name_or_path: a shipped profile's name, or the path of a YAML file
+    :param name_or_path: a shipped or drawn profile's name, or the path of a YAML file
     :raises InputError: one line that names the file, the field and what is allowed
     """
+    if is_drawn(str(name_or_path)):
+        return Profile.model_validate(draw(str(name_or_path)).profile)
     path = profile_path(str(name_or_path))
     content = read_yaml(path, "a profile")
     if not isinstance(content, dict):

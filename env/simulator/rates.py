@@ -209,7 +209,9 @@ def next_event(h):
 
     :param h: host row
     """
-    first = min(h.interval_ends_s, h.service_lands_s, h.hiccup_turns_s, h.guard_at_s)
+    first = min(
+        h.interval_ends_s, h.service_lands_s, h.hiccup_turns_s, h.guard_at_s, h.next_arrival_s
+    )
     for job in range(h.lands_s.shape[0]):
         first = min(first, h.lands_s[job], h.move_lands_s[job])
         if h.true_state[job] == RUNNING and h.speed[job] > 0.0:

@@ -2,9 +2,9 @@
 How a regulated allocation comes into force: what is sent to the actuator, and when it lands.
 
 Memcached's vCPUs are written directly. Containers are made before the first decision, as the live
-loop makes them, and wait at a gate that a start opens, unless the scenario has them started when
-that is decided. They are paused and resumed by calls to Docker, one after another. Every function
-takes a host row `h` (`env.simulator.host`).
+loop makes them, or once their job has arrived, and wait at a gate that a start opens, unless the
+scenario has them started when that is decided. They are paused and resumed by calls to Docker, one
+after another. Every function takes a host row `h` (`env.simulator.host`).
 """
 
 import math
@@ -57,7 +57,7 @@ def _send_state(h, job):
     if before != PENDING and after == PAUSED:
         h.pauses[job] += 1
     if before == PENDING and h.starts_ahead:
-        h.lands_s[job] = h.now_s + h.host_params[GATE_LATENCY_S]
+        h.lands_s[job] = max(h.now_s, h.ready_s[job]) + h.host_params[GATE_LATENCY_S]
     else:
         _call_docker(h, h.host_params[CONTAINER_START_S] if before == PENDING else 0.0)
         h.lands_s[job] = h.api_free_s
@@ -110,6 +110,25 @@ def _docker_latency_s(h):
     return api_latency(
         h, host[API_LATENCY_MEDIAN_S], host[API_LATENCY_P90_S], host[API_LATENCY_P99_S]
     )
+
+
+@compiled
+def make_ahead(h):
+    """
+    Make the containers of jobs that arrived later, one after another; each then waits at its gate.
+
+    Other calls do not wait for that: whoever makes containers ahead lets them go first. Those of
+    jobs that were there at the start are made before the first decision.
+
+    :param h: host row
+    """
+    ready_s = h.now_s
+    if h.starts_ahead:
+        for job in range(h.ready_s.shape[0]):
+            if h.true_state[job] != PENDING or h.arrival_s[job] <= 0.0 or h.ready_s[job] > 0.0:
+                continue
+            ready_s += _docker_latency_s(h) + h.host_params[CONTAINER_START_S]
+            h.ready_s[job] = ready_s
 
 
 # --- landed -----------------------------------------------------------------------------------

@@ -75,9 +75,9 @@ class LowerBound:
                 f"scenario {self.scenario.name}: the bound is computed for up to {MOST_VCPUS} "
                 f"vCPUs; this machine has {machine.vcpus}"
             )
-        self.sibling = host["batch_sibling"]
+        self.sibling = host["batch_sibling"][: machine.vcpus]  # a padded host has more
         self.levels_qps = np.linspace(0.0, load.qps_max, LEVELS, endpoint=False)
-        jobs, speed = host["job_params"], host["host_params"][JOB_SPEED]
+        jobs, speed = host["job_params"][: len(scenario.jobs)], host["host_params"][JOB_SPEED]
         self.lost = 1.0 - jobs[:, SMT]
         serial, wide = jobs[:, SERIAL_FRACTION], float(machine.vcpus)
         demand = 1.0 / (serial + (1.0 - serial) / wide)
@@ -183,8 +183,8 @@ class LowerBound:
         background = np.array([float(vcpu in shared) for vcpu in range(n_vcpus)])
         asked = [
             service_occupancy(
-                qps, host["service_threads"], mask_of(choice), host["sibling"], background,
-                np.zeros(n_vcpus), host["service_params"],
+                qps, host["service_threads"], mask_of(choice), host["sibling"][:n_vcpus],
+                background, np.zeros(n_vcpus), host["service_params"],
             )
             for qps in self.levels_qps
         ]  # fmt: skip

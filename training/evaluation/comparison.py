@@ -34,6 +34,13 @@ from env.simulator.load import MODULUS
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from env.simulator.profile import Profile, load_profile
 from training.evaluation.episodes import Run, repeats_of, run_episode, starts_from
+from training.evaluation.family_comparison import (
+    EPISODES,
+    check_no_others,
+    family_report,
+    rule_names,
+    show_family,
+)
 from training.evaluation.figures import (
     counted_p95,
     expected_violations,
@@ -106,6 +113,13 @@ def parser() -> OneLineParser:
             metavar=("LOW", "HIGH"),
             help=f"draw the load's {what} from this range of factors on the scenario's; {limit}",
         )
+    add(
+        "--family",
+        type=whole_number(1),
+        metavar="N",
+        help="N scenarios drawn from the seed instead",
+    )
+    add("--arrivals", help="with --family: a trace file whose times of arrival the jobs follow")
     searched = (
         "show how far the best possible is, schedules tried on each trace: %(const)s if not said"
     )
@@ -120,6 +134,8 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     :param arguments: what `parser` read
     :raises InputError: if something in it is wrong
     """
+    if arguments.arrivals is not None:
+        raise InputError("--arrivals: goes with --family only")
     scenario = load_scenario(arguments.scenario)
     if arguments.interval is not None:
         scenario = scenario.with_changes(load={"interval_s": arguments.interval})
@@ -173,6 +189,29 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
         content["bound"] = bound_report(factory, starts, evaluations=arguments.bound)
     return content
+
+
+def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
+    """
+    Run the evaluation on drawn scenarios that the command line asks for.
+
+    :param arguments: what `parser` read
+    :raises InputError: if something in it is wrong
+    """
+    apart = (
+        *("scenario", "interval", "trace_seed", "plots", "no_regulator", "no_probe", "profile"),
+        *("spread", "error", "vm_speed", "least_load", "most_load"),
+    )
+    defaults = vars(parser().parse_args([]))
+    check_no_others({name: getattr(arguments, name) for name in apart}, defaults)
+    return family_report(
+        arguments.family,
+        arguments.seed,
+        arguments.policy or rule_names(),
+        arguments.episodes or EPISODES,
+        arguments.arrivals or "",
+        arguments.bound or 0,
+    )
 
 
 def default_policies(scenario: Scenario) -> list[str]:
@@ -257,8 +296,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_writable(arguments.json)
         if arguments.plots is not None:
             require_folder(arguments.plots)
-        content = evaluate(arguments)
-        show(content)
+        if arguments.family is None:
+            content = evaluate(arguments)
+            show(content)
+        else:
+            content = evaluate_family(arguments)
+            show_family(content)
         if arguments.json is not None:
             write_json(content, arguments.json)
 

@@ -55,6 +55,32 @@ class Run:
         return float(self.summary["makespan_s"])
 
     @property
+    def jct_s(self) -> list[float]:
+        """Each job's time from its arrival to its end; to the time cap if it was not done."""
+        cap_s = float(self.summary["duration_s"])
+        jobs = self.summary["jobs"].values()
+        return [
+            (cap_s if job["end_s"] is None or self.error else job["end_s"]) - job["arrival_s"]
+            for job in jobs
+        ]
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Mean job completion time."""
+        return float(np.mean(self.jct_s))
+
+    @property
+    def p95_jct_s(self) -> float:
+        """95th percentile of the jobs' completion times."""
+        return float(np.quantile(self.jct_s, 0.95))
+
+    @property
+    def mean_slowdown(self) -> float:
+        """Mean ratio of a job's completion time to what it takes alone on the machine."""
+        alone_s = [job["alone_s"] for job in self.summary["jobs"].values()]
+        return float(np.mean(np.divide(self.jct_s, alone_s)))
+
+    @property
     def violation_ratio(self) -> float:
         """Share of the measurement intervals in the batch window with p95 above the SLO."""
         return float(self.summary["violation_ratio"])

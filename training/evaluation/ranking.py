@@ -33,9 +33,20 @@ from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import load_profile
 from training.evaluation.bound import bound_report
 from training.evaluation.episodes import run_episodes, starts_from
+from training.evaluation.family_comparison import (
+    EPISODES,
+    check_no_others,
+    family_page,
+    family_report,
+    rule_names,
+)
 from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
 from training.outputs import write_json
 from training.palette import PALETTE
+
+GENERAL = Path("checkpoints/general.zip")
+FAMILY = 100
+"""Drawn scenarios in a table, if nobody says how many."""
 
 CHECKPOINT = Path("checkpoints/best.zip")
 SCENARIOS = ("cca-2025", "cca-2024")
@@ -329,11 +340,52 @@ def parser() -> OneLineParser:
     add("--policy", action="append", help="only this policy; repeat it")
     add("--scenario", action="append", help="only this scenario; repeat it")
     add("--interval", action="append", type=number(0.01), help="only this interval [s]; repeat it")
-    add("--episodes", type=whole_number(1), default=100, help="load traces (%(default)s)")
+    add("--episodes", type=whole_number(1), help="load traces (100, with --family 2 each)")
     add("--seed", type=whole_number(0), default=0, help="what the traces follow from (%(default)s)")
     add("--no-bound", action="store_true", help="leave out the bounds, which take longest")
+    drawn = "on N scenarios drawn from the seed instead, %(const)s if not said"
+    add("--family", nargs="?", type=whole_number(1), const=FAMILY, metavar="N", help=drawn)
     add("--workers", type=whole_number(1), default=2, help="processes (%(default)s)")
     return line
+
+
+def rank_family(arguments: argparse.Namespace, command: str) -> None:
+    """
+    Write the table of drawn scenarios.
+
+    :param arguments: what `parser` read
+    :param command: as it was given
+    :raises InputError: one line that says what is wrong
+    """
+    apart = ("scenario", "interval", "no_bound")
+    defaults = vars(parser().parse_args(["--out", "x.md"]))
+    check_no_others({name: getattr(arguments, name) for name in apart}, defaults)
+    check_page(arguments)
+    general = [str(GENERAL)] if find_checkpoint(GENERAL).is_file() else []
+    episodes = EPISODES if arguments.episodes is None else arguments.episodes
+    content = family_report(
+        arguments.family,
+        arguments.seed,
+        arguments.policy or [*general, *rule_names()],
+        episodes,
+        workers=arguments.workers,
+    )
+    arguments.out.write_text("\n".join(family_page(content, command)) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        write_json(content, arguments.json)
+
+
+def check_page(arguments: argparse.Namespace) -> None:
+    """
+    Make sure that the page can be written.
+
+    :param arguments: what `parser` read
+    :raises InputError: one line that says what is wrong
+    """
+    if arguments.out.suffix != ".md":
+        raise InputError(f"{arguments.out}: --out wants a .md file")
+    for path in (arguments.out, arguments.out.with_suffix(".png"), arguments.json):
+        require_writable(path)
 
 
 def check(arguments: argparse.Namespace, cells: Sequence[Cell]) -> None:
@@ -344,10 +396,7 @@ def check(arguments: argparse.Namespace, cells: Sequence[Cell]) -> None:
     :param cells: what is to be run
     :raises InputError: one line that says what is wrong
     """
-    if arguments.out.suffix != ".md":
-        raise InputError(f"{arguments.out}: --out wants a .md file")
-    for path in (arguments.out, arguments.out.with_suffix(".png"), arguments.json):
-        require_writable(path)
+    check_page(arguments)
     for cell in cells:
         factory_of(cell.scenario, cell.interval_s)
         agents.make(cell.policy).reset(scenario_of(cell.scenario, cell.interval_s))
@@ -363,6 +412,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(given)
     with exit_on_bad_input():
+        if arguments.family is not None:
+            rank_family(arguments, shlex.join(["python", "-m", "training.leaderboard", *given]))
+            return
+        arguments.episodes = arguments.episodes or 100
         cells = [
             Cell(policy, scenario, interval_s, arguments.seed, arguments.episodes)
             for scenario in arguments.scenario or SCENARIOS

@@ -1,4 +1,4 @@
-"""All jobs at once."""
+"""One job after another, and all jobs at once."""
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -8,19 +8,19 @@ from env.scenario import Scenario
 from env.telemetry import Telemetry
 
 
-class ConcurrentParameters(Parameters):
+class PlainParameters(Parameters):
     """
     When memcached grows, and the jobs' threads.
 
     :param threshold: memcached's CPU use [vCPUs] above which it gets its largest set
-    :param threads: thread count of every job
+    :param threads: thread count of every job on 4 vCPUs
     """
 
     threshold: PositiveFloat
     threads: PositiveInt
 
 
-class Concurrent(Controller[ConcurrentParameters]):
+class Concurrent(Controller[PlainParameters]):
     """
     Every job from the start, all on every vCPU that memcached does not hold.
 
@@ -29,7 +29,7 @@ class Concurrent(Controller[ConcurrentParameters]):
     `agents.rules.threshold_groups`): above 60 % of a vCPU in a 1 s window it gets its largest set.
     """
 
-    schema = ConcurrentParameters
+    schema = PlainParameters
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
@@ -39,8 +39,22 @@ class Concurrent(Controller[ConcurrentParameters]):
     def decide(self, telemetry: Telemetry) -> Allocation:
         """Run all jobs that are not done."""
         service = self._service.choose(telemetry, self.scenario)
-        batch = self.others(service)
-        left = unfinished(telemetry, self.job_names)
-        return Allocation(
-            service, {job: self.running(job, batch, self.parameters.threads) for job in left}
-        )
+        threads = self.scaled(self.parameters.threads)
+        left = self._chosen(unfinished(telemetry, self.job_names), telemetry)
+        return Allocation(service, self.spread(telemetry, left, self.others(service), threads))
+
+    def _chosen(self, left: list[str], telemetry: Telemetry) -> list[str]:
+        """Those of the jobs that are left which may run."""
+        return left
+
+
+class Sequential(Concurrent):
+    """
+    The jobs in their order, each on every vCPU that memcached does not hold.
+
+    The first of the two plain strategies that group 031 set out to beat, otherwise the same, so
+    that the two differ in how jobs are arranged only.
+    """
+
+    def _chosen(self, left: list[str], telemetry: Telemetry) -> list[str]:
+        return self.launched_first(left, telemetry)[:1]

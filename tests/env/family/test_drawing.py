@@ -1,0 +1,88 @@
+"""The family: what a name draws, and that no purpose draws what another one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from env.errors import InputError
+from env.family.arrivals import read_trace
+from env.family.drawing import draw, drawn_names
+from env.scenario import load_scenario, profile_traits, scenario_names
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from env.simulator.profile import load_profile
+
+
+def test_a_name_draws_one_scenario_with_its_profile() -> None:
+    name = "family-report-7-3"
+    scenario, profile = load_scenario(name), load_profile(name)
+    assert scenario.name == scenario.profile == profile.name == name
+    draw.cache_clear()
+    assert load_scenario(name) == scenario
+    assert scenario.job_names == profile.job_names == tuple(profile_traits(name))
+    changed = scenario.with_changes(load={"interval_s": 4.0})
+    assert changed.load.interval_s == 4.0
+    assert changed.jobs == scenario.jobs
+    assert "family" not in scenario_names()
+
+
+def test_training_never_sees_the_sizes_kept_for_the_report() -> None:
+    sizes = {}
+    for purpose in ("training", "selection", "report"):
+        drawn = [draw(name).scenario for name in drawn_names(purpose, 0, 120)]
+        sizes[purpose] = [(one["machine"]["vcpus"], len(one["jobs"])) for one in drawn]
+    for purpose in ("training", "selection"):
+        assert not {6, 12} & {vcpus for vcpus, _ in sizes[purpose]}
+        assert max(jobs for _, jobs in sizes[purpose]) == 12
+    assert {2, 4, 6, 8, 12, 16} == {vcpus for vcpus, _ in sizes["report"]}
+    assert max(jobs for _, jobs in sizes["report"]) == 20
+
+
+def test_no_two_purposes_or_indices_draw_the_same() -> None:
+    names = [name for of in ("training", "selection", "report") for name in drawn_names(of, 5, 30)]
+    loads = {draw(name).scenario["load"]["qps_max"] for name in names}
+    assert len(loads) > 0.97 * len(names)
+
+
+def test_arrivals_are_together_one_by_one_or_in_bursts() -> None:
+    several = [draw(name).scenario["jobs"] for name in drawn_names("report", 1, 120)]
+    times = [[job["arrival_s"] for job in jobs] for jobs in several if len(jobs) > 4]
+    assert all(one == sorted(one) and one[0] == 0.0 for one in times)
+    together = sum(one[-1] == 0.0 for one in times) / len(times)
+    bursts = sum(one[-1] > 0.0 and len(set(one)) < len(one) for one in times) / len(times)
+    assert together == pytest.approx(0.5, abs=0.12)
+    assert bursts == pytest.approx(0.2, abs=0.1)
+
+
+def test_memcached_alone_holds_the_slo_at_the_largest_load() -> None:
+    for name in drawn_names("report", 3, 15):
+        scenario = load_scenario(name)
+        machine = SimulatedMachine(EpisodeFactory(scenario))
+        machine.begin(1, np.random.default_rng(0))
+        machine.follow(np.full(4, float(scenario.load.qps_max)))
+        machine.advance(2.5 * scenario.load.interval_s)
+        assert machine.interval_p95_us < scenario.service.slo_us, name
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("name,other\na,1\n", "creation_time"),
+        ("creation_time\n5\nx\n", "creation_time"),
+        ("creation_time\n5\n5\n", "two different times"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(content)
+    with pytest.raises(InputError, match=said):
+        read_trace(path)
+
+
+def test_an_unknown_purpose_is_refused() -> None:
+    with pytest.raises(InputError, match="allowed are training, selection, report"):
+        load_scenario("family-fun-0-0")
