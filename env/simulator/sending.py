@@ -122,7 +122,9 @@ def make_ahead(h):
 
     :param h: host row
     """
-    ready_s = max(h.now_s, h.ready_s.max())
+    ready_s = h.now_s
+    for job in range(h.ready_s.shape[0]):
+        ready_s = max(ready_s, h.ready_s[job])
     if h.starts_ahead:
         for job in range(h.ready_s.shape[0]):
             if h.true_state[job] != PENDING or h.arrival_s[job] <= 0.0 or h.ready_s[job] > 0.0:

@@ -13,7 +13,7 @@ from env.scenario import Scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import run_episodes, starts_from
 
-PENDING, RUNNING, PAUSED, DONE = JobState
+PENDING, RUNNING, PAUSED, DONE, _ = JobState
 NEED_A_PROBE = ("heracles", "hybrid-prm", "hybrid-prm-tuned", "latency-aware-prm", "parties")
 PICKY = (*NEED_A_PROBE, "intel-prm")
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
