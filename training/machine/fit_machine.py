@@ -53,6 +53,7 @@ JOB_SD = 0.03  # of ln(time) of one run of a job
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
 HERE = "measured here"
+Z_90 = 1.2816  # the 90th percentile of a standard normal
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
 """
 Spreads of ln(value) of what is measured directly, on a machine that the priors' VMs say nothing
@@ -355,11 +356,10 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     }
 
     def measured(field: str, value: float, spread: float, what: str) -> None:
-        known = host[field]
         host[field] = Parameter(
             value=significant(max(value, 1e-6)),
-            spread=spread,
-            unit=known.unit,
+            spread=significant(spread, 3),
+            unit=HOST_KNOWN[field][2],
             source=f"{HERE}: {what}",
         )
 
@@ -373,6 +373,11 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     if (runtime, "start") in seen.index:
         start_s = float(seen.loc[(runtime, "start"), "median_s"])
         measured("container_start_s", start_s, 0.3, f"start of a {runtime} job")
+        opened = seen.loc[(runtime, "gate")]
+        # The scale of a lognormal with this median and 90th percentile.
+        scale = math.log(float(opened["p90_s"]) / float(opened["median_s"])) / Z_90
+        spread = max(scale, 0.3)
+        measured("gate_latency_s", float(opened["median_s"]), spread, f"gate of a {runtime} job")
         calls = seen.loc[[(runtime, "pause"), (runtime, "resume")]]
         for field, column in (
             ("api_latency_median_s", "median_s"),

@@ -92,7 +92,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
         for threads in (1, 2)
         for rep in range(2)
     )
-    actions = [("process", name) for name in ("set_cores", "start", "pause", "resume")]
+    actions = [("process", name) for name in ("set_cores", "start", "gate", "pause", "resume")]
     actions += [("service", name) for name in ("pin_service", "sensor_noise")]
     times = {"median_s": 0.01, "p90_s": 0.02, "p99_s": 0.03, "n": 9}
     actuation = pd.DataFrame([{"of": of, "action": name} | times for of, name in actions])
@@ -132,6 +132,7 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     docker = processes.assign(of="docker", median_s=0.4)
     host = fit_machine(boxed, base, latency, jobs, pd.concat([actuation, docker]), "m").host
     assert host["container_start_s"].value == pytest.approx(0.4)
+    assert host["gate_latency_s"].value == pytest.approx(0.4)
     assert "docker" in host["api_latency_p99_s"].source
 
 
