@@ -85,8 +85,8 @@ def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[
     if not (folder.attempt_folders() or any(record.attempts for record in state.jobs.values())):
         return ""
     for group in groups:
-        with contextlib.suppress(OSError):  # version 1 kills nobody who is frozen
-            group.set_frozen(False)
+        with contextlib.suppress(OSError):  # it may be gone
+            group.release()
     trouble = ""
     for _ in range(ATTEMPTS):
         try:
