@@ -19,6 +19,7 @@ from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, child, d
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import interrupt_on_stop
+from deploy.loop.live_machine import PREPARE_LIMIT_S
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable, whole_number
@@ -31,7 +32,7 @@ ASKED = 0.9
 LIMIT_S = RUN_S[1]
 """How long a policy may take, with all that ends a run [s]."""
 
-MAKESPAN_S = LIMIT_S - END_S - DRAW_S
+MAKESPAN_S = LIMIT_S - PREPARE_LIMIT_S - END_S - DRAW_S
 """The makespan of a policy that was not done in its time, at least [s]."""
 
 

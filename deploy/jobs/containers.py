@@ -1,9 +1,9 @@
 """
 Jobs as Docker containers: no network, read-only, no capabilities, only proof and gate mounted.
 
-Docker is asked to create, start, pause, unpause and remove; pausing only ever goes through it,
-because it loses track of containers that somebody else froze. vCPUs and weight are written
-directly (`deploy.jobs.placement`).
+Docker is asked to create, start and remove. vCPUs, weight and pauses are written directly
+(`deploy.jobs.placement`): a pause freezes the group above the container's, because Docker loses
+track of containers whose own group somebody else froze.
 """
 
 import contextlib
@@ -84,23 +84,6 @@ class DockerRuntime:
                     raise
                 raise JobFailedError(f"cannot be started: {error.explanation}") from error
             return self._instance(attempt, api.inspect_container(container["Id"]))
-
-    def pause(self, instance: Instance) -> None:
-        """See `Runtime.pause`."""
-        with self._calls() as api:
-            if not self._state(api, instance)["Paused"]:
-                api.pause(instance.key)
-
-    def resume(self, instance: Instance) -> None:
-        """See `Runtime.resume`."""
-        with self._calls() as api:
-            if self._state(api, instance)["Paused"]:
-                api.unpause(instance.key)
-
-    def paused(self, instance: Instance) -> bool:
-        """See `Runtime.paused`."""
-        with self._calls() as api:
-            return bool(self._state(api, instance)["Paused"])
 
     def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
         """See `Runtime.move`."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from deploy.jobs import gate
 from deploy.jobs.job_context import JobContext
+from deploy.jobs.placement import Placement
 from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, RuntimeUnavailableError
 from deploy.linux.cgroups import JobGroup
 from deploy.records.proof import begun, exit_code, proof_file
@@ -57,6 +58,7 @@ class _Written:
     cores: tuple[int, ...] = ()
     weight: Weight | None = None
     quota: float | None = math.nan
+    paused: bool | None = None
 
 
 @dataclass
@@ -91,7 +93,6 @@ class JobRun:
         self._group: JobGroup | None = None
         self._written = _Written()
         self._paused_at_s: float | None = None
-        self._doubted = False  # the guardian may have resumed the job
         self._passed = self._ended = False  # the attempt is past its gate, has ended
         self._spares = SPARES
         self._to_remove: Instance | None = None
@@ -121,18 +122,15 @@ class JobRun:
     @property
     def settled(self) -> bool:
         """Whether the machine is as wanted, and nothing is left to be done about it."""
-        if self.busy or self._doubted or self._ended:
+        if self.busy or self._ended:
             return False
         if self.record.exit_code is not None:
             return True
         if self.decided_s is None:
             return not self._to_be_made
-        wanted = _Written(self.wanted.cores, self.wanted.weight, self.wanted.quota)
-        return (
-            self._passed
-            and self._written == wanted
-            and (self._paused_at_s is not None) == (self.wanted.state == JobState.PAUSED)
-        )
+        paused = self.wanted.state == JobState.PAUSED
+        wanted = _Written(self.wanted.cores, self.wanted.weight, self.wanted.quota, paused)
+        return self._written == wanted and (self._passed or paused)
 
     def cpu_s(self) -> float:
         """CPU seconds this attempt has used; the last good reading where there is no new one."""
@@ -198,19 +196,22 @@ class JobRun:
         self._ended = True
 
     def forget_written(self) -> None:
-        """Somebody else may have changed things: write all anew, and look whether a pause holds."""
+        """Somebody else may have changed things: write all anew."""
         self._written = _Written()
-        self._doubted = self._paused_at_s is not None
 
     def write(self) -> None:
-        """Write weight, quota and vCPUs directly where they differ, then open the gate if due."""
+        """Write pause, weight, quota and vCPUs where they differ, then open the gate if due."""
         instance, wanted, now = self.instance, self.wanted, self._written
         if instance is None or instance.placement is None or self._ended:
             return
         if wanted.state == JobState.PENDING:
             return
         place = instance.placement
+        paused = wanted.state == JobState.PAUSED and self.record.opened
         try:
+            # Whoever is to stop does so first, and goes on once it has its place.
+            if paused and not now.paused:
+                self._pause(place, True)
             # Whoever comes to share vCPUs yields first, whoever is to compete moves first.
             if wanted.weight != now.weight and wanted.weight == Weight.BACKGROUND:
                 place.set_weight(wanted.weight)
@@ -226,6 +227,8 @@ class JobRun:
             if wanted.quota != now.quota:
                 place.set_quota(wanted.quota)
                 self._note_written(quota=wanted.quota)
+            if not paused and now.paused is not False:
+                self._pause(place, False)
             if self._written != now:
                 self._complaint = ""
         except (OSError, ValueError) as error:
@@ -233,6 +236,19 @@ class JobRun:
             return
         if self.decided_s is not None and not self._passed:
             self._let_through(instance)
+
+    def _pause(self, place: Placement, paused: bool) -> None:
+        """Stop the job or let it go on, and note it if it did not stand so."""
+        place.set_paused(paused)
+        self._written = replace(self._written, paused=paused)
+        if paused == (self._paused_at_s is not None):
+            return
+        if paused:
+            self._paused_at_s = self._context.now_s
+        else:
+            self._note_resumed(self._context.now_s)
+        self.changes += 1
+        self._context.recorder.event("pause" if paused else "unpause", self.job.name)
 
     def advance(self, now_s: float) -> None:
         """
@@ -265,12 +281,11 @@ class JobRun:
         else:
             self._begin_attempt(now_s)
 
-    def adopt(self, instance: Instance, paused: bool, now_s: float) -> None:
+    def adopt(self, instance: Instance, now_s: float) -> None:
         """
         Go on with what an earlier loop started, or have the rest of what has failed removed.
 
         :param instance: the last attempt
-        :param paused: whether it is paused
         :param now_s: since the run started [s]
         """
         self.instance = instance
@@ -282,14 +297,14 @@ class JobRun:
         if not self.record.opened:
             return  # it waits at its gate
         self.decided_s = now_s
-        self._paused_at_s = now_s if paused else None
         self.wanted = JobAllocation(JobState.RUNNING, threads=self.record.threads)
         place = instance.placement
         if place is None:
             return
-        state = JobState.PAUSED if paused else JobState.RUNNING
         try:
+            state = JobState.PAUSED if place.paused() else JobState.RUNNING
             self.wanted = JobAllocation(state, place.cores(), place.weight(), self.record.threads)
+            self._paused_at_s = now_s if state == JobState.PAUSED else None
         except OSError:  # it has ended since it was found
             self._ended = True
 
@@ -312,13 +327,14 @@ class JobRun:
         if self._context.group_for is None or self._group is not None:
             return
         group = self._context.group_for(self.job.name)
-        path, weight_file = str(group.path), str(group.weight_file)
-        before = self.record.group, self.record.weight_file
-        if before != (path, weight_file):
-            self.record.group, self.record.weight_file = path, weight_file
+        record = self.record
+        before = record.group, record.weight_file, record.freezer_file
+        files = str(group.path), str(group.weight_file), str(group.freezer_file)
+        if before != files:
+            record.group, record.weight_file, record.freezer_file = files
             self._context.save()  # what is made in part is removed, too
             if self._context.unsaved:
-                self.record.group, self.record.weight_file = before
+                record.group, record.weight_file, record.freezer_file = before
                 raise OSError("the state cannot be written")
         group.create()
         self._group = group
@@ -338,19 +354,8 @@ class JobRun:
     # --- the worker's part ---
 
     def _begin(self, now_s: float) -> None:
-        runtime, instance = self._context.runtime, self.instance
-        if instance is None:
-            return
-        if self._ended:
-            self._submit("ending", self._outcome, now_s, instance)
-        elif self._doubted:
-            self._submit("looking", runtime.paused, now_s, instance)
-        elif not self.record.opened:
-            return  # there is nothing to pause or to resume
-        elif self.wanted.state == JobState.PAUSED and self._paused_at_s is None:
-            self._submit("pausing", runtime.pause, now_s, instance)
-        elif self.wanted.state == JobState.RUNNING and self._paused_at_s is not None:
-            self._submit("resuming", runtime.resume, now_s, instance)
+        if self.instance is not None and self._ended:
+            self._submit("ending", self._outcome, now_s, self.instance)
 
     def _begin_attempt(self, now_s: float) -> None:
         if self._away_since_s is None:
@@ -456,16 +461,6 @@ class JobRun:
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
         if call.what == "making":
             self._note_made(now_s, *result)
-        elif call.what == "pausing":
-            self._paused_at_s = now_s
-            self._note_change("pause")
-        elif call.what == "resuming":
-            self._note_resumed(now_s)
-            self._note_change("unpause")
-        elif call.what == "looking":
-            self._doubted = False
-            if not result:
-                self._note_resumed(now_s)
         elif call.what == "ending":
             self._note_ended(now_s, *result)
         elif call.what == "removing":
@@ -493,7 +488,7 @@ class JobRun:
         self.instance, self._ended, self._asked = instance, instance.pid == 0, False
         if has_begun:
             self.record.opened, self.record.key = True, instance.key
-            self.adopt(instance, False, now_s)
+            self.adopt(instance, now_s)
             self._context.save()
 
     def _note_resumed(self, now_s: float) -> None:
@@ -553,6 +548,9 @@ class JobRun:
         self._context.save()
 
     def _clear_attempt(self, now_s: float) -> None:
+        if self._paused_at_s is not None and self._group is not None:
+            with contextlib.suppress(OSError):  # the next attempt begins in the same group
+                self._group.set_frozen(False)
         self._note_resumed(now_s)
         self.close()
         self._to_remove = self.instance
@@ -563,10 +561,6 @@ class JobRun:
     def _note_written(self, **fields: Any) -> None:
         self._written = replace(self._written, **fields)
         self.changes += self.record.opened  # a start is one change
-
-    def _note_change(self, what: str) -> None:
-        self.changes += 1
-        self._context.recorder.event(what, self.job.name)
 
     def _complain(self, why: str) -> None:
         """Record a fault once, however often it is met."""

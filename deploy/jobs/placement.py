@@ -1,12 +1,13 @@
 """
-The fast path: a job's vCPUs, weight and quota, written without asking anybody.
+The fast path: a job's vCPUs, weight, quota and pauses, written without asking anybody.
 
 Where control groups can be written that is a matter of 10-20 µs. Where they cannot, the threads
-themselves are moved, and the background is the scheduling class SCHED_IDLE.
+themselves are moved, the background is the scheduling class SCHED_IDLE, and a pause is a signal.
 """
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,16 @@ class Placement(Protocol):
         :param vcpus: CPU seconds per second; None lifts the limit
         """
 
+    def set_paused(self, paused: bool) -> None:
+        """
+        Pause the job, or let it go on.
+
+        :param paused: whether it is to stand still
+        """
+
+    def paused(self) -> bool:
+        """Whether the job is paused, read back."""
+
     def cores(self) -> tuple[int, ...]:
         """The vCPUs in force, read back."""
 
@@ -82,6 +93,14 @@ class GroupPlacement:
     def set_quota(self, vcpus: float | None) -> None:
         """See `Placement.set_quota`; :raises OSError: if the group is gone."""
         self._group.set_quota(vcpus)
+
+    def set_paused(self, paused: bool) -> None:
+        """See `Placement.set_paused`; :raises OSError: if the group is gone."""
+        self._group.set_frozen(paused)
+
+    def paused(self) -> bool:
+        """See `Placement.paused`; :raises OSError: if the group is gone."""
+        return self._group.frozen()
 
     def cores(self) -> tuple[int, ...]:
         """See `Placement.cores`; :raises OSError: if the group is gone."""
@@ -134,6 +153,17 @@ class TaskPlacement:
         """See `Placement.set_quota`; :raises OSError: for any limit, which needs a group."""
         if vcpus is not None:
             raise OSError("a CPU quota needs a control group, and none can be written here")
+
+    def set_paused(self, paused: bool) -> None:
+        """See `Placement.set_paused`; whoever is started meanwhile is looked for again."""
+        for _ in range(2 if paused else 1):
+            for pid in session_members(self._leader):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def paused(self) -> bool:
+        """See `Placement.paused`; a process stops when it is next scheduled."""
+        return stat_fields(self._leader)[0] == "T"
 
     def cores(self) -> tuple[int, ...]:
         """See `Placement.cores`."""

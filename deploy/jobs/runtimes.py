@@ -27,7 +27,7 @@ from env.allocation import Weight
 from env.errors import fault
 from env.scenario import Job
 
-KILL_LIMIT_S = STOP_LIMIT_S = 5.0
+KILL_LIMIT_S = 5.0
 LOG_LINES, LOG_BYTES = 5, 4096
 """How much of the end of a job's output is shown, at most."""
 
@@ -110,7 +110,7 @@ class Instance:
 
 
 class Runtime(Protocol):
-    """Starts, pauses and ends jobs. Every method may raise `RuntimeUnavailableError`."""
+    """Starts and ends jobs. Every method may raise `RuntimeUnavailableError`."""
 
     name: str
 
@@ -122,27 +122,6 @@ class Runtime(Protocol):
         :param cores: its vCPUs until they are written
         :param weight: its weight until it is written
         :raises JobFailedError: if it cannot run
-        """
-
-    def pause(self, instance: Instance) -> None:
-        """
-        Pause an attempt.
-
-        :param instance: the attempt
-        """
-
-    def resume(self, instance: Instance) -> None:
-        """
-        Let a paused attempt run again.
-
-        :param instance: the attempt
-        """
-
-    def paused(self, instance: Instance) -> bool:
-        """
-        Whether an attempt is paused, as the machine says.
-
-        :param instance: the attempt
         """
 
     def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
@@ -231,28 +210,6 @@ class ProcessRuntime:
         key = f"{process.pid}-{identify(process.pid).started}"
         return Instance(attempt, key, process.pid, os.pidfd_open(process.pid), placement)
 
-    def pause(self, instance: Instance) -> None:
-        """See `Runtime.pause`."""
-        self._signal(instance, signal.SIGSTOP)
-        self._signal(instance, signal.SIGSTOP)  # those that were started meanwhile
-        # A process stops when it is next scheduled, which a busy machine may put off.
-        give_up_s = time.monotonic() + STOP_LIMIT_S
-        while not self.paused(instance) and not _is_zombie(instance.pid):
-            if time.monotonic() > give_up_s:
-                raise RuntimeUnavailableError("it does not stop")
-            time.sleep(0.001)
-
-    def resume(self, instance: Instance) -> None:
-        """See `Runtime.resume`."""
-        self._signal(instance, signal.SIGCONT)
-
-    def paused(self, instance: Instance) -> bool:
-        """See `Runtime.paused`."""
-        try:
-            return stat_fields(instance.pid)[0] == "T"
-        except OSError:
-            return False
-
     def move(self, instance: Instance, cores: tuple[int, ...]) -> None:
         """See `Runtime.move`: there is no other way than the placement."""
         raise RuntimeUnavailableError("the machine does not let its vCPUs be changed")
@@ -328,11 +285,6 @@ class ProcessRuntime:
         if group is not None:
             return members(group.hierarchy, group.path)
         return session_members(instance.pid) if instance.pid else []
-
-    def _signal(self, instance: Instance, number: int) -> None:
-        for pid in self._members(instance):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
 
 def _forbid_forks(group: JobGroup) -> None:

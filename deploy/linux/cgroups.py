@@ -21,10 +21,14 @@ from env.errors import InputError
 
 MOUNTS = Path("/proc/self/mounts")
 
-NEEDED = ("cpu", "cpuacct", "cpuset")
+FREEZER, PIDS = "freezer", "pids"
+
+NEEDED = ("cpu", "cpuacct", "cpuset", FREEZER)
 """Version 1's controllers that a job's group is made under, besides `PIDS` where there is one."""
 
-PIDS = "pids"
+FREEZER_FILE = {1: "freezer.state", 2: "cgroup.freeze"}
+FROZEN = {1: {True: "FROZEN", False: "THAWED"}, 2: {True: "1", False: "0"}}
+"""The file that holds all processes of a group, and what is written there."""
 
 DEFAULT_WEIGHT = {1: 1024, 2: 100}
 """What a group weighs that nobody touched; tasks outside of groups weigh the same."""
@@ -105,7 +109,7 @@ def find_hierarchy(mounts: Path = MOUNTS) -> Hierarchy:
                 first.setdefault(controller, Path(folder))
     known = {"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids"}
     known |= {"hugetlb", "net_cls", "net_prio", "perf_event", "rdma", "misc", "name=systemd"}
-    if "cpu" in first:
+    if {"cpu", FREEZER} <= first.keys():
         mounts_of = {name: path for name, path in first.items() if name in known}
         if unified is not None:  # has no controllers here, but Docker makes groups in it
             mounts_of["unified"] = unified
@@ -114,7 +118,7 @@ def find_hierarchy(mounts: Path = MOUNTS) -> Hierarchy:
         available = (unified / "cgroup.controllers").read_text(encoding="utf-8").split()
         if "cpu" in available:
             return Hierarchy(2, dict.fromkeys(available, unified))
-    raise OSError("no cgroup hierarchy with the cpu controller is mounted")
+    raise OSError("no cgroup hierarchy with the controllers cpu and freezer is mounted")
 
 
 @dataclass
@@ -142,7 +146,9 @@ class JobGroup:
             # memcached may be in a group of that name under some controllers only.
             counts = self.hierarchy.mounts.get(PIDS, Path("/nowhere")) / str(self.path.parent)[1:]
             for controller in (*NEEDED, *((PIDS,) if counts.exists() else ())):
-                self.hierarchy.folder(self.path, controller).mkdir(exist_ok=True)
+                # memcached's group has none here where nobody freezes it; Docker makes it, too.
+                parents = controller == FREEZER
+                self.hierarchy.folder(self.path, controller).mkdir(parents=parents, exist_ok=True)
             # A version 1 cpuset starts empty, and holds no process while it is.
             folder = self.hierarchy.folder(self.path, "cpuset")
             for name in ("cpuset.cpus", "cpuset.mems"):
@@ -157,6 +163,44 @@ class JobGroup:
     def weight_file(self) -> Path:
         """Where the group's weight is written."""
         return weight_file(self.hierarchy, self.path)
+
+    @property
+    def freezer_file(self) -> Path:
+        """Where the group is frozen and thawed."""
+        version = self.hierarchy.version
+        controller = FREEZER if version == 1 else "cpu"
+        return self.hierarchy.folder(self.path, controller) / FREEZER_FILE[version]
+
+    def set_frozen(self, frozen: bool) -> None:
+        """
+        Stop all processes in and below the group, or let them go on.
+
+        It is the parent's file, never a container's own, which only Docker may write.
+
+        :param frozen: whether to stop them
+        :raises OSError: if the group is gone
+        """
+        _write(self.freezer_file, FROZEN[self.hierarchy.version][frozen])
+
+    def release(self) -> None:
+        """
+        Have everything in the group run, so that it can be ended.
+
+        Nobody dies while frozen by version 1, nor while idle on vCPUs that others never leave.
+
+        :raises OSError: if the group is gone
+        """
+        self.set_frozen(False)
+        if self._idle_file.exists():
+            _write(self._idle_file, "0")
+
+    def frozen(self) -> bool:
+        """
+        Whether the group's processes are stopped, or about to be, read back.
+
+        :raises OSError: if the group is gone
+        """
+        return self.freezer_file.read_text(encoding="utf-8").strip() not in ("THAWED", "0")
 
     @property
     def background(self) -> str:

@@ -1,9 +1,9 @@
 """
 The actuator: makes the machine hold an allocation, and knows what it holds.
 
-memcached's vCPUs and the jobs' vCPUs, weights and quotas are written at once by the loop itself;
-making, pausing and resuming go to a worker thread (`deploy.jobs.job_run`), so that Docker never
-holds memcached up.
+memcached's vCPUs and the jobs' vCPUs, weights, quotas and pauses are written at once by the loop;
+making and removing go to a worker thread (`deploy.jobs.job_run`), so that Docker never holds
+memcached up.
 
 Attempts are made ahead, while memcached has time to spare, and wait at gates that the loop opens
 when their start is decided. Making and removing take turns, with rests between them.
@@ -114,7 +114,7 @@ class Actuator:
             run.make_group()
             found = runtime.find(run.attempt(record.attempts))
             if found is not None:
-                run.adopt(found, bool(found.pid) and runtime.paused(found), now_s)
+                run.adopt(found, now_s)
             elif record.failures < record.attempts:
                 # It never ran; should it do so yet, it is found by its number.
                 record.attempts, record.opened = record.attempts - 1, False

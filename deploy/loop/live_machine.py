@@ -282,8 +282,9 @@ class LiveMachine:
         """
         Have the jobs made before the first decision, so that a start only opens a gate.
 
-        memcached has its largest set meanwhile. Where a job has run already, as after a resumption,
-        decisions come first, and what is not made yet is made beside them.
+        memcached has its largest set meanwhile, and the SLO guard begins with the first decision:
+        no job runs that it could blame or acquit. Where a job has run already, as after a
+        resumption, decisions come first, and what is not made yet is made beside them.
 
         :return: a step for each poll, until the jobs are made or `PREPARE_LIMIT_S` has passed
         """
@@ -292,6 +293,7 @@ class LiveMachine:
             return
         self.apply(self._applied)
         give_up_s = self.now_s + PREPARE_LIMIT_S
+        self._row.guarded = 0
         while self.now_s < give_up_s and not all(run.settled for run in runs):
             self.advance(self.now_s)
             yield
@@ -461,10 +463,10 @@ class LiveMachine:
         :param span_s: the time since the poll before [s]
         """
         row = self._up_to_date()
-        if not row.guarded:
-            return
         note_use(row, row.qps, row.cpu_cores, span_s)
         share = self._late_share(span_s)
+        if not row.guarded:
+            return
         note_late(row, row.late_lately if share is None else share, span_s)
         lately, gone, level = row.late_lately, row.late_share / LATE_LIMIT, row.guard_level
         if step_guard(row):

@@ -54,6 +54,7 @@ class JobRecord:
     :param key: what the runtime calls the last attempt, once it was opened
     :param group: path of the job's control group, empty where there is none
     :param weight_file: the file that carries the group's weight, empty where there is no group
+    :param freezer_file: the file that freezes the group, empty where there is none
     :param exit_code: of the job; None until it is done or given up
     :param decided_s: when the first attempt's start was decided [s since the run started]
     :param start_s: when its gate was opened [s since the run started]
@@ -69,6 +70,7 @@ class JobRecord:
     key: str = ""
     group: str = ""
     weight_file: str = ""
+    freezer_file: str = ""
     exit_code: int | None = None
     decided_s: float | None = None
     start_s: float | None = None

@@ -14,7 +14,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import termios
 import time
@@ -34,19 +33,17 @@ SILENCE_S = 0.6
 """With this silence the guardian acts; the promise is a safe machine within 1 s."""
 
 UNREAD_LIMIT_S = 5.0
-"""A guardian that has read no beat for so long is stuck: what it waits for takes 2 s at most."""
+"""A guardian that has read no beat for so long is stuck: what it does takes milliseconds."""
 
 REPLACE_EVERY_S = 1.0
 END_LIMIT_S, KILL_LIMIT_S = 3.0, 0.1
 """How long a guardian's end is waited for: once it is dismissed, and once it is killed."""
 
-CALL_LIMIT_S = 2.0
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 """Pause before what failed is tried again; it doubles each time."""
 
 TRY_FOR_S = 60.0
-"""Docker may be back by then."""
+"""What is refused now may be allowed by then."""
 
 IDLE_FILE = "cpu.idle"
 """See `deploy.linux.cgroups.IDLE_FILE`; importing it would take too much time and memory."""
@@ -327,7 +324,6 @@ def make_safe(
 
 def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]]]:
     """Who is to do what, and what says whether that was read back: False if who it is is gone."""
-    # What takes no time comes first: Docker may hang.
     service = state["service"]
     if service is not None:
         yield "memcached", "has its vCPUs back", partial(_free_service, service)
@@ -336,7 +332,7 @@ def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]
     for name, job in jobs:
         yield name, "yields", partial(_yield, state, job)
     for name, job in jobs:
-        yield name, "runs", partial(_resume, state, job)
+        yield name, "runs", partial(_resume, job)
 
 
 def _free_service(service: dict[str, Any]) -> bool:
@@ -387,9 +383,18 @@ def _set_session_nice(pid: int) -> None:
         pass
 
 
-def _resume(state: dict[str, Any], job: dict[str, Any]) -> bool:
-    if state["runtime"] == "docker":
-        return _unpause(state["docker"], job["key"])
+def _resume(job: dict[str, Any]) -> bool:
+    if job["freezer_file"]:
+        file = Path(job["freezer_file"])
+        thawed = "THAWED" if file.name == "freezer.state" else "0"
+        try:
+            file.write_text(thawed, encoding="utf-8")
+            now = file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:  # its group is gone
+            return False
+        if now != thawed:
+            raise OSError(f"{file} holds {now}, not {thawed}")
+        return True
     pids = _processes(job)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -398,13 +403,8 @@ def _resume(state: dict[str, Any], job: dict[str, Any]) -> bool:
 
 
 def _processes(job: dict[str, Any]) -> list[int]:
-    """Those of its group; where it has none, those of its session while the first one lives."""
+    """Those of the session of a job without a group, while the first one lives."""
     found: list[int] = []
-    if job["weight_file"]:
-        with contextlib.suppress(FileNotFoundError):
-            listed = Path(job["weight_file"]).with_name("cgroup.procs").read_text(encoding="utf-8")
-            found = [int(pid) for pid in listed.split()]
-        return found
     leader, _, started = job["key"].partition("-")
     if str(_started(leader)) == started:
         for pid in _listed("/proc"):
@@ -424,20 +424,6 @@ def _threads(pid: int) -> list[int]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return _listed(f"/proc/{pid}/task")
     return []
-
-
-def _unpause(url: str, container: str) -> bool:
-    """Docker's API without its SDK or an HTTP library, which take too much time and memory."""
-    request = f"POST /containers/{container}/unpause HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(CALL_LIMIT_S)
-        connection.connect(url.removeprefix("unix://"))
-        connection.sendall(request.encode())
-        answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
-    status = int(answer.partition(" ")[2][:3])  # "HTTP/1.0 204 No Content"
-    if status >= 400 and "not paused" not in answer and status != 404:
-        raise OSError(f"Docker: {answer.splitlines()[-1]}")
-    return status != 404
 
 
 def _started(pid: int | str) -> int:

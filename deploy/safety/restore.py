@@ -1,5 +1,6 @@
 """Undoing a deployment: the machine is left as it was found, and that is read back."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -83,6 +84,9 @@ def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[
     # An attempt that died at its gate does not count, and may have left a container.
     if not (folder.attempt_folders() or any(record.attempts for record in state.jobs.values())):
         return ""
+    for group in groups:
+        with contextlib.suppress(OSError):  # it may be gone
+            group.release()
     trouble = ""
     for _ in range(ATTEMPTS):
         try:

@@ -152,11 +152,6 @@ def docker_is_given_three_seconds() -> None:
     containers.CALL_LIMIT_S = 3
 
 
-def docker_is_given_three_seconds_and_the_policy_pauses() -> None:
-    docker_is_given_three_seconds()
-    policy_pauses_everything()
-
-
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -166,7 +161,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
     "docker-hangs": docker_is_given_three_seconds,
-    "docker-hangs-and-policy-pauses": docker_is_given_three_seconds_and_the_policy_pauses,
     "groups-cannot-be-made": groups_cannot_be_made,
 }
 

@@ -232,9 +232,8 @@ def test_a_start_that_nobody_has_picked_up_gives_its_descriptor_back(actuator):
 
 def held(actuator, run):
     """What a running or paused job really has, read back from the machine."""
-    paused = actuator._context.runtime.paused(run.instance)
-    state = JobState.PAUSED if paused else JobState.RUNNING
     group, place = run._group, run.instance.placement
+    state = JobState.PAUSED if place.paused() else JobState.RUNNING
     folder = group.hierarchy.folder(group.path)
     file = "cpu.cfs_quota_us" if group.hierarchy.version == 1 else "cpu.max"
     quota_us = (folder / file).read_text().split()[0]
@@ -326,17 +325,17 @@ def test_one_start_at_a_time_in_the_order_of_asking_and_a_rest_after_each(actuat
 
 @needs_groups
 def test_a_job_that_the_guardian_resumed_is_paused_again(actuator):
-    run, runtime = actuator.jobs["dedup"], actuator._context.runtime
-
+    run = actuator.jobs["dedup"]
     bring(actuator)
+    place = run.instance.placement
     bring(actuator, state=JobState.PAUSED)
-    runtime.resume(run.instance)  # as the guardian does
+    place.set_paused(False)  # as the guardian does
     actuator.forget_written()
     settle(actuator, "dedup")
-    assert runtime.paused(run.instance)
+    assert place.paused()
     actuator.forget_written()  # nobody did anything this time
     bring(actuator)
-    assert not runtime.paused(run.instance)
+    assert not place.paused()
 
 
 @needs_groups
@@ -497,14 +496,14 @@ def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch
     again = actuators()
     again._context.group_for = first._context.group_for
     runtime, run = again._context.runtime, again.jobs["dedup"]
-    paused = runtime.paused
+    find = runtime.find
 
-    def last_seen(instance):
-        found = paused(instance)
-        runtime.remove(instance)
+    def last_seen(attempt):
+        found = find(attempt)
+        runtime.remove(found)
         return found
 
-    monkeypatch.setattr(runtime, "paused", last_seen)
+    monkeypatch.setattr(runtime, "find", last_seen)
     again.take_over(now_s(again))
     poll_until(again, lambda: run.record.failures)
     assert run.state == JobState.PENDING

@@ -61,34 +61,17 @@ def guard(tmp_path):
             process.stderr.close()
 
 
-@pytest.fixture
-def dockers(tmp_path):
-    """A socket like Docker's: connections are accepted and answered where a test says so."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.settimeout(10.0 * PATIENCE)
-        listener.bind(str(tmp_path / "docker.sock"))
-        listener.listen()
-        yield listener
-
-
-def asked(listener, answer=b"HTTP/1.0 204 No Content\r\n\r\n"):
-    """What a guardian asks of Docker next."""
-    connection, _ = listener.accept()
-    with connection:
-        request = connection.recv(4096).decode()
-        connection.sendall(answer)
-    return request.splitlines()[0]
-
-
 def state_of(tmp_path, *jobs, runtime="docker", **more):
-    """A deployment whose jobs run in containers of their name, and in groups that are folders."""
-    docker = f"unix://{tmp_path}/docker.sock"
-    state = State("guarded", "two", runtime, docker, 0.0, background=1, **more)
+    """A deployment whose jobs are paused, in groups of their name that are folders."""
+    state = State("guarded", "two", runtime, "", 0.0, background=1, **more)
     for name in jobs:
         (tmp_path / name).mkdir()
-        weight = tmp_path / name / "cpu.weight"
+        weight, frozen = tmp_path / name / "cpu.weight", tmp_path / name / "cgroup.freeze"
         weight.write_text("100")
-        state.jobs[name] = JobRecord(1, opened=True, key=name, weight_file=str(weight))
+        frozen.write_text("1")
+        state.jobs[name] = JobRecord(
+            1, opened=True, key=name, weight_file=str(weight), freezer_file=str(frozen)
+        )
     return state
 
 
@@ -123,45 +106,53 @@ def test_a_terminal_that_nobody_reads_does_not_keep_it_from_acting(guard, server
     os.close(writer)
 
 
-def test_every_job_yields_at_once_though_docker_hangs(guard, dockers, tmp_path):
+def test_every_job_yields_and_runs_at_once(guard, tmp_path):
     jobs = ("a", "b", "c", "d")
     guard(state_of(tmp_path, *jobs)).stdin.close()
-    weights = [tmp_path / name / "cpu.weight" for name in jobs]
-    wait_until(lambda: all(weight.read_text() == "1" for weight in weights), PROMISE_S)
+    files = [(tmp_path / name / "cpu.weight", tmp_path / name / "cgroup.freeze") for name in jobs]
+    wait_until(
+        lambda: all((w.read_text(), f.read_text()) == ("1", "0") for w, f in files), PROMISE_S
+    )
 
 
-def test_a_weight_that_cannot_be_written_leaves_no_job_paused(guard, dockers, tmp_path):
+def test_a_weight_that_cannot_be_written_leaves_no_job_paused(guard, tmp_path):
     state = state_of(tmp_path, "a")
     state.jobs["a"].weight_file = str(tmp_path)
     guard(state).stdin.close()
-    assert asked(dockers) == "POST /containers/a/unpause HTTP/1.0"
+    wait_until(lambda: (tmp_path / "a" / "cgroup.freeze").read_text() == "0", PROMISE_S)
 
 
-def test_what_docker_refuses_is_tried_again(guard, dockers, tmp_path):
-    process = guard(state_of(tmp_path, "a", "b"))
+def test_what_is_refused_is_tried_again(guard, tmp_path):
+    state = state_of(tmp_path, "a", "b")
+    refusing = tmp_path / "a" / "cgroup.freeze"
+    refusing.unlink()
+    refusing.mkdir()
+    process = guard(state)
     process.stdin.close()
-    asked(dockers, b"HTTP/1.0 500 Internal Server Error\r\n\r\nit is starting")
-    asked(dockers)
-    assert asked(dockers) == "POST /containers/a/unpause HTTP/1.0"
-    asked(dockers)
+    wait_until(lambda: (tmp_path / "b" / "cgroup.freeze").read_text() == "0", PROMISE_S)
+    refusing.rmdir()
+    refusing.write_text("1")
     assert process.wait(10.0 * PATIENCE) == 0
+    assert refusing.read_text() == "0"
 
 
-def test_a_loop_that_is_back_is_left_the_rest(guard, dockers, tmp_path):
-    process = guard(state_of(tmp_path, "a", "b"))
-    connection, _ = dockers.accept()  # it was silent
+def test_a_loop_that_is_back_is_left_the_rest(guard, tmp_path):
+    state = state_of(tmp_path, "a", "b")
+    slow = tmp_path / "a" / "cgroup.freeze"
+    slow.unlink()
+    os.mkfifo(slow)
+    process = guard(state)
+    assert slow.read_text() == "0"  # it was silent
     os.write(process.stdin.fileno(), b".")
-    connection.close()
+    slow.write_text("0")  # what is read back
     os.write(process.stdin.fileno(), b"q")
     assert process.wait(10.0 * PATIENCE) == 0
-    dockers.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        dockers.accept()
+    assert (tmp_path / "b" / "cgroup.freeze").read_text() == "1"
 
 
 def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_path):
     service = replace(pinned(server), started=-1)  # memcached has been restarted since
-    process = guard(state_of(tmp_path, "a", service=service))  # there is no Docker
+    process = guard(state_of(tmp_path, "a", service=service))
     with claim():
         process.stdin.close()
         assert process.wait(10.0 * PATIENCE) == 0

@@ -107,6 +107,11 @@ class Problem:
         balance = min(1.0, (len(scans.qps) / count) ** 0.5)
         self.interval_weight = of_run[intervals.vm] * balance / INTERVAL_SD
 
+    @property
+    def measurements(self) -> int:
+        """How many of the residuals are measurements; they come first, the priors after them."""
+        return len(self.scans.qps) + len(self.scans.capacity) + len(self.intervals.qps)
+
     def start(self) -> FloatArray:
         """Where the search begins: the priors' medians, every factor 1."""
         x = np.zeros(self.size)
@@ -188,8 +193,7 @@ class Problem:
 
         for column in range(len(FREE)):
             jacobian[:, column] = change(column)
-        points = len(self.scans.qps)
-        fits = len(self.scans.capacity)
+        points, fits = len(self.scans.qps), len(self.scans.capacity)
         owner = np.concatenate([self.scans.vm, self.scans.vm[self.scans.saturated]])
         rows = np.arange(points + fits)
         for part in (self.parts.scan_speed, self.parts.scan_idle):
@@ -197,7 +201,7 @@ class Problem:
         rows = points + fits + np.arange(len(self.intervals.qps))
         for part in (self.parts.run_speed, self.parts.run_idle):
             jacobian[rows, part.start + self.intervals.vm] = change(part)[rows]
-        priors = points + fits + len(self.intervals.qps) + len(FREE)
+        priors = self.measurements + len(FREE)
         sds = [self.scans.speed_sd, self.scans.idle_sd] * 2
         for part, sd in zip(self.parts[1:], sds, strict=True):
             size = part.stop - part.start

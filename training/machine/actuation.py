@@ -92,7 +92,8 @@ def time_runtime(testbed: Testbed, runtime: Runtime, watch: Stopwatch) -> None:
                 instance = runtime.start(attempt, tuple(range(testbed.vcpus)), Weight.NORMAL)
             require_running(runtime, instance)
             try:
-                gate.await_passage(attempt.folder, 1)
+                with watch.timing("gate"):
+                    gate.await_passage(attempt.folder, 1)
                 _change(testbed, runtime, instance, watch)
             finally:
                 with watch.timing("remove"):
@@ -112,9 +113,9 @@ def _change(testbed: Testbed, runtime: Runtime, instance: Instance, watch: Stopw
             with watch.timing("update cpuset by its API"):
                 runtime.move(instance, cores)
         with watch.timing("pause"):
-            runtime.pause(instance)
+            instance.placement.set_paused(True)
         with watch.timing("resume"):
-            runtime.resume(instance)
+            instance.placement.set_paused(False)
 
 
 def time_service(testbed: Testbed, server: Memcached, watch: Stopwatch) -> None:

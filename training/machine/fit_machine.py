@@ -53,6 +53,8 @@ JOB_SD = 0.03  # of ln(time) of one run of a job
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
 HERE = "measured here"
+Z_90 = 1.2816  # the 90th percentile of a standard normal
+NORMAL_MEDIAN = 0.6745  # the median of its absolute value
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
 """
 Spreads of ln(value) of what is measured directly, on a machine that the priors' VMs say nothing
@@ -111,7 +113,7 @@ def _service(
     for name, width in DIRECT.items():
         problem.log_sd[FREE.index(name)] = width
     x = problem.solve(SERVICE_PRIORS["tail_shape"].median)
-    spread = problem.spread(x)
+    spread = problem.spread(x) * _misfit(problem, x)
     params = params_of(x)
     crowded = (alone["shares_client"] > 0).to_numpy()
     full = alone[~crowded & (alone["achieved_qps"] < SATURATED * alone["target_qps"])]
@@ -175,6 +177,19 @@ class _Scale:
         """What a parameter of a unit is to be multiplied by."""
         units = {"1/s": self.load, "us": self.latency, "requests": self.load * self.latency}
         return units.get(unit, 1.0)
+
+
+def _misfit(problem: Problem, x: FloatArray) -> float:
+    """
+    How much wider measurements scatter around the fit than it takes for granted, at least 1.
+
+    A fit's curvature says how sure it is if the scatter is what was assumed; on a machine whose
+    speed drifts it is several times that, and spreads grow by as much (Birge, "The calculation of
+    errors by the method of least squares", Physical Review 40, 1932). The scatter is taken from the
+    median, as a normal one's: the fit forgives outliers, too.
+    """
+    measured = problem.residuals(x)[: problem.measurements]
+    return max(1.0, float(np.median(np.abs(measured))) / NORMAL_MEDIAN)
 
 
 def _scale(alone: pd.DataFrame) -> _Scale:
@@ -355,11 +370,10 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     }
 
     def measured(field: str, value: float, spread: float, what: str) -> None:
-        known = host[field]
         host[field] = Parameter(
             value=significant(max(value, 1e-6)),
-            spread=spread,
-            unit=known.unit,
+            spread=significant(spread, 3),
+            unit=HOST_KNOWN[field][2],
             source=f"{HERE}: {what}",
         )
 
@@ -373,6 +387,11 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     if (runtime, "start") in seen.index:
         start_s = float(seen.loc[(runtime, "start"), "median_s"])
         measured("container_start_s", start_s, 0.3, f"start of a {runtime} job")
+        opened = seen.loc[(runtime, "gate")]
+        # The scale of a lognormal with this median and 90th percentile.
+        scale = math.log(float(opened["p90_s"]) / float(opened["median_s"])) / Z_90
+        spread = max(scale, 0.3)
+        measured("gate_latency_s", float(opened["median_s"]), spread, f"gate of a {runtime} job")
         calls = seen.loc[[(runtime, "pause"), (runtime, "resume")]]
         for field, column in (
             ("api_latency_median_s", "median_s"),

@@ -109,11 +109,11 @@ class Neighbour:
 
     def pause(self) -> None:
         """Stop it from running for a while."""
-        self._testbed._runtime_of(self.what.job).pause(self._instance)
+        self.group.set_frozen(True)
 
     def resume(self) -> None:
         """Let it run again."""
-        self._testbed._runtime_of(self.what.job).resume(self._instance)
+        self.group.set_frozen(False)
 
     def keep_going(self) -> None:
         """Start it again if it has ended."""
@@ -126,7 +126,8 @@ class Neighbour:
                 )
 
     def stop(self) -> None:
-        """End it."""
+        """End it; version 1 of control groups kills nobody who is paused."""
+        self.resume()
         self._testbed._runtime_of(self.what.job).remove(self._instance)
         os.close(self._instance.ended)
 

@@ -14,8 +14,6 @@ CALLS = {
     "create": rb"POST /v[\d.]+/containers/create",
     "start": rb"POST /v[\d.]+/containers/[^/]+/start",
     "inspect": rb"GET /v[\d.]+/containers/[^/]+/json",
-    "pause": rb"POST /v[\d.]+/containers/[^/]+/pause",
-    "unpause": rb"POST /v?[\d.]*/?containers/[^/]+/unpause",
     "wait": rb"POST /v[\d.]+/containers/[^/]+/wait",
     "logs": rb"GET /v[\d.]+/containers/[^/]+/logs",
     "remove": rb"DELETE /v[\d.]+/containers/",

@@ -34,18 +34,16 @@ def proxied(docker_daemon, call) -> Iterator[HangingDocker]:
 @pytest.fixture
 def begun(proxied, deploy, scenario_file, groups_file, call):
     """A deployment that has met the hang; its second job fails, so that Docker is asked why."""
-    length_s = "20" if call in ("pause", "unpause") else "2"
-    scenario = scenario_file(dedup=["sleep", length_s], radix=["sh", "-c", "sleep 1; exit 3"])
-    pauses = "docker-hangs-and-policy-pauses" if call in ("pause", "unpause") else "docker-hangs"
+    scenario = scenario_file(dedup=["sleep", "2"], radix=["sh", "-c", "sleep 1; exit 3"])
     run = deploy(
         *("--policy", str(groups_file), "--scenario", str(scenario), "--docker", proxied.url),
-        program=("-m", "tests.live.faults", pauses),
+        program=("-m", "tests.live.faults", "docker-hangs"),
     )
     try:
-        if call not in ("list", "unpause"):  # which the end and the guardian ask for
+        if call != "list":  # which the end asks for
             assert proxied.hung.wait(20.0 * PATIENCE), run.lines
         else:
-            run.expect(r"s  dedup (start \[|pause)")
+            run.expect(r"s  dedup start \[")
         yield run
     finally:
         proxied.release()

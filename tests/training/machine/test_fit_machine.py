@@ -92,7 +92,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
         for threads in (1, 2)
         for rep in range(2)
     )
-    actions = [("process", name) for name in ("set_cores", "start", "pause", "resume")]
+    actions = [("process", name) for name in ("set_cores", "start", "gate", "pause", "resume")]
     actions += [("service", name) for name in ("pin_service", "sensor_noise")]
     times = {"median_s": 0.01, "p90_s": 0.02, "p99_s": 0.03, "n": 9}
     actuation = pd.DataFrame([{"of": of, "action": name} | times for of, name in actions])
@@ -132,6 +132,7 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     docker = processes.assign(of="docker", median_s=0.4)
     host = fit_machine(boxed, base, latency, jobs, pd.concat([actuation, docker]), "m").host
     assert host["container_start_s"].value == pytest.approx(0.4)
+    assert host["gate_latency_s"].value == pytest.approx(0.4)
     assert "docker" in host["api_latency_p99_s"].source
 
 
@@ -154,7 +155,24 @@ def test_hiccups_are_as_sure_as_their_number_allows(scenario: Scenario) -> None:
     assert host["steals_per_s"].value == pytest.approx(0.5 / 40.0)
     assert host["steals_per_s"].spread > 1.0  # none in 40 s says little
     assert host["steal_s"].source.startswith("prior")
-    assert host["gate_latency_s"].source.startswith("prior")
+
+
+def test_a_gate_is_as_sure_as_its_times_agree(scenario: Scenario) -> None:
+    host = fit_machine(
+        scenario, load_profile(scenario.profile), *machine_tables(scenario), "m"
+    ).host
+    assert host["gate_latency_s"].source == "measured here: gate of a process job"
+    assert host["gate_latency_s"].spread == pytest.approx(math.log(2.0) / 1.2816, rel=0.01)
+
+
+def test_spreads_are_as_wide_as_the_measurements_scatter(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    sure = fit_machine(scenario, base, latency, jobs, actuation, "m").service
+    factors = np.exp(np.random.default_rng(0).normal(0.0, 0.6, len(latency)))
+    drifting = latency.assign(p95_us=latency["p95_us"] * factors)
+    unsure = fit_machine(scenario, base, drifting, jobs, actuation, "m").service
+    assert unsure["core_capacity_qps"].spread > 2.0 * sure["core_capacity_qps"].spread
 
 
 def test_everything_measured_has_a_name_of_its_own(tmp_path: Path) -> None:
