@@ -51,7 +51,7 @@ live = pytest.mark.skipif(
 )
 
 CONNECTIONS = Factor("connections", (2, 8))
-TINY = CampaignPlan("tiny", Timing(0.3, 0.1), (1, 1), 0.0, 10.0, 2.0, factors=(CONNECTIONS,))
+TINY = CampaignPlan("tiny", Timing(0.15, 0.05), (1, 1), 0.0, 10.0, 2.0, factors=(CONNECTIONS,))
 
 
 def left_behind() -> list[str]:
