@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -393,15 +392,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = QUICK if arguments.quick else FULL
     plan = replace(plan, turns=arguments.turns or plan.turns)
     interrupt_on_stop()
-    try:
-        with exit_on_bad_input():
-            require_writable(arguments.json)
-            result = run(plan)
-            if arguments.json:
-                write_json(result, arguments.json)
-    except KeyboardInterrupt:
-        print("stopped; nothing is left running", file=sys.stderr)
-        sys.exit(130)
+    with exit_on_bad_input("stopped; nothing is left running"):
+        require_writable(arguments.json)
+        result = run(plan)
+        if arguments.json:
+            write_json(result, arguments.json)
 
 
 if __name__ == "__main__":

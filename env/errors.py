@@ -17,13 +17,22 @@ class InputError(ValueError):
 
 
 @contextlib.contextmanager
-def exit_on_bad_input() -> Iterator[None]:
-    """Print an `InputError` as one line on stderr and exit with code 2; let bugs raise."""
+def exit_on_bad_input(stopped: str = "stopped") -> Iterator[None]:
+    """
+    Print an `InputError` as one line on stderr and exit with code 2; let bugs raise.
+
+    Ctrl-C is one line, too, and exit code 130.
+
+    :param stopped: what that line says
+    """
     try:
         yield
     except InputError as error:
         print(f"coretide: {escaped(str(error))}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"coretide: {escaped(stopped)}", file=sys.stderr)
+        sys.exit(130)
 
 
 def escaped(said: str) -> str:

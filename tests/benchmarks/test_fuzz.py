@@ -17,6 +17,14 @@ def test_a_reader_takes_a_file_or_refuses_it_in_one_line(reader: fuzz.FileReader
     assert (tally.inputs, tally.failures) == (60, 0), tally.first
 
 
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_what_is_changed_was_valid_before(reader: fuzz.FileReader, tmp_path: Path) -> None:
+    for name, content in reader.beside.items():
+        (tmp_path / name).write_bytes(content)
+    for seed in reader.seeds:
+        assert fuzz.fault_of(reader, tmp_path, seed, measured=False) == (True, "")
+
+
 @pytest.mark.parametrize("error", [TypeError("x"), InputError("two\nlines"), MemoryError()])
 def test_a_reader_that_falls_over_is_noticed(error: Exception) -> None:
     def read(folder: Path) -> None:

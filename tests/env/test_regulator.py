@@ -35,6 +35,7 @@ from env.regulator import (
 )
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
+from env.simulator.machine import EpisodeFactory
 from tests.conftest import Rig
 
 N_JOBS = 3
@@ -108,7 +109,7 @@ def numpy_row(scenario: Scenario) -> Any:
 def decide(control: Any, desired: Desired) -> None:
     """One decision as the loop takes it: time passes, sensors show, the policy decides."""
     control.now_s += desired.wait_s
-    for job in range(N_JOBS):
+    for job in range(len(desired.states)):
         ended = job in desired.ended and control.state[job] in (RUNNING, PAUSED)
         if ended or control.job_state[job] == DONE:
             control.job_state[job] = DONE
@@ -304,13 +305,14 @@ def test_plain_object_and_numpy_row_agree(scenario: Scenario, sequence: list[Des
 
 @settings(max_examples=30)
 @given(any_sequences)
-def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Desired]) -> None:
-    from env.simulator.machine import EpisodeFactory
-
-    rig = Rig(_FACTORY.setdefault("factory", EpisodeFactory(SHIPPED)))
+def test_plain_object_and_compiled_kernel_agree(
+    factory: EpisodeFactory, sequence: list[Desired]
+) -> None:
+    """Of the shipped scenario's jobs, for which other tests have the kernel compiled as well."""
+    rig = Rig(factory)
     rig.begin(1, [50_000.0])
-    plain = fresh(SHIPPED)
-    for desired in rig_sequence:
+    plain = fresh(_ALL)
+    for desired in map(among_all_jobs, sequence):
         decide(plain, desired)
         rig.row["now_s"] = plain.now_s
         fields = ("state", "cores", "weight", "threads", "quota")
@@ -323,7 +325,19 @@ def test_plain_object_and_compiled_kernel_agree(rig_sequence: list[Desired]) -> 
         assert in_force(rig.host) == in_force(plain)
 
 
-_FACTORY: dict[str, Any] = {}
+def among_all_jobs(desired: Desired) -> Desired:
+    """The same of the last jobs, while nobody wants the others."""
+    others = len(_ALL.jobs) - N_JOBS
+    return Desired(
+        desired.wait_s,
+        frozenset(job + others for job in desired.ended),
+        desired.service,
+        (PENDING,) * others + desired.states,
+        (0,) * others + desired.cores,
+        (Weight.NORMAL,) * others + desired.weights,
+        (1,) * others + desired.threads,
+        (math.inf,) * others + desired.quotas,
+    )
 
 
 # --- without the regulator --------------------------------------------------------------------

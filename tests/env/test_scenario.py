@@ -291,6 +291,15 @@ def test_a_bug_is_not_taken_for_bad_input() -> None:
         raise ValueError("ours")
 
 
+def test_ctrl_c_ends_a_command_with_one_line_and_code_130(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught, exit_on_bad_input("stopped; the page is not written"):
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "coretide: stopped; the page is not written\n"
+
+
 def test_good_input_passes(capsys: pytest.CaptureFixture[str]) -> None:
     with exit_on_bad_input():
         load_scenario("cca-2025")

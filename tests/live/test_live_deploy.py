@@ -332,14 +332,17 @@ def test_the_probe_runs_on_the_machines_last_vcpu_not_on_the_scenarios(
     run = deploy("--policy", str(groups_file), "--scenario", str(path), "--dry-run", "--probe")
     run.expect("would start")
     children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
-    probes = [
-        int(child)
-        for child in children.read_text(encoding="utf-8").split()
-        if b"deploy.load.probe" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
+
+    def vcpus_of_probes() -> list[set[int]]:
+        return [
+            os.sched_getaffinity(int(child))
+            for child in children.read_text(encoding="utf-8").split()
+            if b"deploy.load.probe" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+
     give_up_s = time.monotonic() + 20.0 * PATIENCE
-    while [os.sched_getaffinity(probe) for probe in probes] != [{max(os.sched_getaffinity(0))}]:
-        assert time.monotonic() < give_up_s, (probes, run.lines)
+    while vcpus_of_probes() != [{max(os.sched_getaffinity(0))}]:
+        assert time.monotonic() < give_up_s, run.lines
         time.sleep(0.01)
 
 

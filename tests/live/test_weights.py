@@ -214,8 +214,10 @@ def spinners():
 
 
 @needs_groups
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("after_s", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("number", "after_s"),
+    [(signal.SIGTERM, 0.0), (signal.SIGHUP, 0.3), (signal.SIGINT, 0.0), (signal.SIGKILL, 0.3)],
+)
 def test_a_check_that_is_ended_leaves_nothing_running(
     deploy, server, scenario_file, number, after_s
 ):

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -43,6 +43,7 @@ from training.evaluation.family_comparison import (
 from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
 from training.outputs import write_json
 from training.palette import PALETTE
+from training.processes import process_pool
 
 GENERAL = Path("checkpoints/general.zip")
 FAMILY = 100
@@ -141,7 +142,7 @@ def measure_all(
     order = sorted(cells, key=lambda cell: agents.make(cell.policy).period_s)
     console = Console(stderr=True)
     with (
-        ProcessPoolExecutor(workers) as pool,
+        process_pool(workers) as pool,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         bar = progress.add_task("leaderboard", total=len(order) + len(tables))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -182,21 +181,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser().parse_args(argv)
     interrupt_on_stop()
     summary = None
-    try:
-        with exit_on_bad_input():
-            if given.data is not None:
-                lines = published.write_report(given.data, given.out)
-            else:
-                scenario = load_scenario(given.scenario)
-                try:
-                    lines, summary = characterise(
-                        scenario, _mode_of(given), given.out, given.despite_load
-                    )
-                except OSError as error:
-                    raise InputError(f"measuring failed: {fault(error)}") from error
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on from {given.out}", file=sys.stderr)
-        sys.exit(130)
+    with exit_on_bad_input(f"stopped; the same command goes on from {given.out}"):
+        if given.data is not None:
+            lines = published.write_report(given.data, given.out)
+        else:
+            scenario = load_scenario(given.scenario)
+            try:
+                lines, summary = characterise(
+                    scenario, _mode_of(given), given.out, given.despite_load
+                )
+            except OSError as error:
+                raise InputError(f"measuring failed: {fault(error)}") from error
     if summary is not None:
         Console().print(table_of(summary))
     for text in lines:

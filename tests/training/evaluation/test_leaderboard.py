@@ -1,8 +1,17 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from training.evaluation import published_controllers, ranking
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def board(tmp_path, *line):
@@ -127,3 +136,23 @@ def test_bad_input_is_one_line(module, line, message, capsys, tmp_path, monkeypa
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_and_its_processes_with_one_line(tmp_path):
+    """As a terminal sends it: to all of its processes."""
+    line = ["-m", "training.leaderboard", "--out", str(tmp_path / "board.md"), "--no-bound"]
+    process = subprocess.Popen(
+        [sys.executable, *line, "--policy", "static"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    give_up_s = time.monotonic() + 60.0
+    while not (workers := psutil.Process(process.pid).children()):
+        assert process.poll() is None and time.monotonic() < give_up_s
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30.0)  # it ends once all who could write have ended
+    assert (process.returncode, said) == (130, "coretide: stopped\n")
+    assert not any(worker.is_running() for worker in workers)

@@ -22,8 +22,8 @@ from env.errors import InputError
 from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import load_profile
 from tests.training.machine.conftest import CONTENT
+from training.machine import actuation
 from training.machine import testbed as testbed_module
-from training.machine.actuation import CHANGES, STARTS
 from training.machine.characterisation import machine_name, main
 from training.machine.experiment import Factor
 from training.machine.fit_machine import fit_machine, write_profile
@@ -51,7 +51,10 @@ live = pytest.mark.skipif(
 )
 
 CONNECTIONS = Factor("connections", (2, 8))
-TINY = CampaignPlan("tiny", Timing(0.3, 0.1), (1, 1), 0.0, 10.0, 2.0, factors=(CONNECTIONS,))
+STARTS = 3
+"""Of a job, where a campaign of a user's makes more; each is a container made and removed."""
+
+TINY = CampaignPlan("tiny", Timing(0.15, 0.05), (1, 1), 0.0, 10.0, 2.0, factors=(CONNECTIONS,))
 
 
 def left_behind() -> list[str]:
@@ -66,7 +69,13 @@ def left_behind() -> list[str]:
 @pytest.fixture(scope="module")
 def measured(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny campaign that is interrupted after its second sweep, and then goes on."""
-    out = tmp_path_factory.mktemp("campaign")
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(actuation, "STARTS", STARTS)
+        return tiny_campaign(scenario, tmp_path_factory.mktemp("campaign"))
+
+
+def tiny_campaign(scenario: Scenario, out: Path) -> Path:
+    """The same, into a folder."""
 
     def interrupt(seconds: float, what: str) -> None:
         if what.endswith("(background)"):
@@ -131,7 +140,7 @@ def test_containers_are_timed_beside_processes_where_there_is_docker(measured: P
     kinds = ("process", "docker") if shutil.which("dockerd") else ("process",)
     for kind in kinds:
         assert seen[kind, "start"] == STARTS
-        assert seen[kind, "pause"] == seen[kind, "set_cores"] == STARTS * CHANGES
+        assert seen[kind, "pause"] == seen[kind, "set_cores"] == STARTS * actuation.CHANGES
 
 
 @live
