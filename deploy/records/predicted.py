@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,23 @@ def rows_of(prediction: Prediction, slo_us: float) -> list[tuple[str, ...]]:
     :param prediction: see there
     :param slo_us: the SLO [µs]
     """
-    columns = (prediction.measured, prediction.replayed, prediction.free)
-    if not any(columns[1:]):
+    if prediction.replayed is None and prediction.free is None:
         return []
+    columns = {
+        "measured": prediction.measured,
+        "same decisions": prediction.replayed,
+        "policy free": prediction.free,
+    }
+    return table_of(columns, slo_us)
+
+
+def table_of(columns: Mapping[str, Figures | None], slo_us: float) -> list[tuple[str, ...]]:
+    """
+    Figures side by side: a heading, then a row for each.
+
+    :param columns: by their headings
+    :param slo_us: the SLO [µs]
+    """
     figures = [
         ("makespan, s", "makespan_s", 1.0, ".1f"),
         (f"intervals with p95 above {slo_us:g} µs, %", "violation_ratio", 100.0, ".1f"),
@@ -199,12 +214,12 @@ def rows_of(prediction: Prediction, slo_us: float) -> list[tuple[str, ...]]:
         ("median p95 while none does, µs", "apart_p95_us", 1.0, ".0f"),
         ("changes a minute", "changes_per_min", 1.0, ".1f"),
     ]
-    rows: list[tuple[str, ...]] = [("", "measured", "same decisions", "policy free")]
+    rows: list[tuple[str, ...]] = [("", *columns)]
     for what, name, scale, form in figures:
-        values = [None if one is None else getattr(one, name) for one in columns]
+        values = [None if one is None else getattr(one, name) for one in columns.values()]
         rows.append((what, *(_shown(value, scale, form) for value in values)))
-    for name in dict.fromkeys(name for one in columns if one for name in one.jobs):
-        values = [None if one is None else one.jobs.get(name) for one in columns]
+    for name in dict.fromkeys(name for one in columns.values() if one for name in one.jobs):
+        values = [None if one is None else one.jobs.get(name) for one in columns.values()]
         rows.append((f"{name}, s", *(_shown(value, 1.0, ".1f") for value in values)))
     return rows
 
@@ -217,12 +232,21 @@ def lines_of(prediction: Prediction, slo_us: float) -> list[str]:
     :param slo_us: the SLO [µs]
     """
     rows = rows_of(prediction, slo_us)
+    title = [f"predicted by profile {prediction.profile} against measured:"] if rows else []
+    return [*title, *aligned(rows), *prediction.remarks]
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """
+    A table as lines, its first column to the left and the others to the right.
+
+    :param rows: all of one length
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"predicted by profile {prediction.profile} against measured:"] if rows else []
-    for first, *others in rows:
-        cells = [one.rjust(width) for one, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join((first.ljust(widths[0]), *cells)))
-    return lines + prediction.remarks
+    return [
+        "  ".join((first.ljust(widths[0]), *(map(str.rjust, others, widths[1:]))))
+        for first, *others in rows
+    ]
 
 
 def _shown(value: float | None, scale: float, form: str) -> str:

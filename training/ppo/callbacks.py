@@ -1,5 +1,7 @@
 """What a training run writes down while it learns: TensorBoard, checkpoints, progress."""
 
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,22 @@ class ProgressLine(BaseCallback):
         """Stop drawing, also after an interruption."""
         self._bar.update(self._task, completed=self.num_timesteps)
         self._bar.stop()
+
+
+class TimeLimit(BaseCallback):
+    """
+    Ends the training within a rollout once its time is up.
+
+    :param limit_s: from the training's start [s]
+    """
+
+    def __init__(self, limit_s: float):
+        super().__init__()
+        self._limit_s = limit_s
+        self._until_s = math.inf
+
+    def _on_training_start(self) -> None:
+        self._until_s = time.monotonic() + self._limit_s
+
+    def _on_step(self) -> bool:
+        return time.monotonic() < self._until_s

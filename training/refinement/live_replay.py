@@ -31,6 +31,8 @@ class Replayed:
     :param run_s: float64[J], seconds that each job runs without pauses, 0 if it never started
     :param cpu_s: float64[J], CPU time that each uses between its measured start and end [s]
     :param p95_us: float64[n_intervals] [µs]
+    :param service_cores: mean CPU use of memcached [vCPUs]
+    :param busy_cores: float64[C], mean busy share of each vCPU
     :param makespan_s: where jobs start at their predecessors' simulated ends; None if one never
         ends
     """
@@ -38,6 +40,8 @@ class Replayed:
     run_s: FloatArray
     cpu_s: FloatArray
     p95_us: FloatArray
+    service_cores: float
+    busy_cores: FloatArray
     makespan_s: float | None
 
 
@@ -65,7 +69,15 @@ class LiveReplay:
             other, _, _ = self._play(profile, self._closed, True)
             first_s, last_s = float(other.start_s.min()), float(other.end_s.max())
             makespan_s = last_s - first_s if math.isfinite(last_s) else None
-        return Replayed(run_s, host.job_cpu_s.copy(), p95_us, makespan_s)
+        lasted_s = max(1e-3, host.now_s - float(self._open.events["time_s"][0]))
+        return Replayed(
+            run_s,
+            host.job_cpu_s.copy(),
+            p95_us,
+            host.service_cpu_s / lasted_s,
+            host.vcpu_busy_s / lasted_s,
+            makespan_s,
+        )
 
     def _play(
         self, profile: Profile, script: Script, closed: bool

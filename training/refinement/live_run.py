@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from deploy.records.mcperf import Row
 from deploy.records.recorder import (
     PROBE_FILE,
     RESUMED,
@@ -47,6 +49,8 @@ class LiveRun:
         never ended does so at the run's end
     :param placing: `EVENT`[n], weights, quotas and failed attempts, which logs of the course lack
     :param samples: the telemetry
+    :param spoiled: bool[n_intervals], whose latency is not memcached's doing alone
+    :param stalled: share of what clients were to send that they sent late; None if not measured
     :param probed: whether the policy and the guard had a probe
     :param measured: whether latency was measured
     :param resumed_s: when the run last went on after its loop had been killed; None if it never did
@@ -58,6 +62,8 @@ class LiveRun:
     trace: RunTrace
     placing: Any
     samples: list[Sample]
+    spoiled: npt.NDArray[np.bool_]
+    stalled: float | None
     probed: bool
     measured: bool
     resumed_s: float | None
@@ -67,6 +73,28 @@ class LiveRun:
         """From the first job's start to the last job's end, or the run's if one never ended."""
         ends = [job.end_s for job in self.trace.jobs if math.isfinite(job.end_s)]
         return self.trace.first_start_s, max(ends)
+
+    @property
+    def use(self) -> tuple[float, list[float]]:
+        """Mean CPU use of memcached, and busy share of each vCPU, while jobs ran [vCPUs]."""
+        first_s, last_s = self.window_s
+        inside = [one for one in self.samples if first_s <= one.time_s <= last_s]
+        if len(inside) < 2:
+            inside = self.samples[-2:] if len(self.samples) > 1 else self.samples * 2
+        times_s = np.array([one.time_s for one in inside])
+        lasted_s = max(1e-3, times_s[-1] - times_s[0])
+        cpu = np.array([one.cpu_cores for one in inside])
+        pairs = zip(inside[-1].busy_s, inside[0].busy_s, strict=True)
+        # A sample tells of its last poll only.
+        service = float(cpu[1:] @ np.diff(times_s)) / lasted_s
+        return service, [(after - before) / lasted_s for after, before in pairs]
+
+    @property
+    def stolen(self) -> float:
+        """Share of the vCPUs' time that the hypervisor gave to others."""
+        first, last = self.samples[0], self.samples[-1]
+        length_s = max(1e-3, last.time_s - first.time_s)
+        return (last.stolen_s - first.stolen_s) / (length_s * self.scenario.machine.vcpus)
 
     def ended(self, name: str) -> bool:
         """
@@ -92,10 +120,13 @@ def read_live_run(folder: Path) -> LiveRun:
     if not samples or not any(recording.jobs.get(name) for name in scenario.job_names):
         raise InputError(f"{folder}: no job has run")
     over_s = max(samples[-1].time_s, recording.end_s)
-    loads = [(row.start_s, row.end_s, row.qps, row.p95_us) for row in read_intervals(folder)]
-    loads = [row for row in loads if row[1] > 0.0 and row[0] < over_s]
+    begins_s = min(spans[0].start_s for spans in recording.jobs.values() if spans)
+    rows = read_intervals(folder) or _counted(samples)
+    rows = [row for row in rows if row.end_s > begins_s and row.start_s < over_s]
+    loads = [(row.start_s, row.end_s, row.qps, row.p95_us) for row in rows]
+    late = [row.client_late for row in rows if math.isfinite(row.client_late)]
     threads = {one.job: one.threads for one in events if one.what == "start" and one.threads}
-    trace = _trace(scenario, report, recording, threads, loads or _counted(samples), over_s)
+    trace = _trace(scenario, report, recording, threads, loads, over_s)
     resumed = [one.time_s for one in events if (one.job, one.detail) == (SCHEDULER, RESUMED)]
     return LiveRun(
         scenario,
@@ -104,16 +135,24 @@ def read_live_run(folder: Path) -> LiveRun:
         trace,
         _placing(scenario, events, samples),
         samples,
+        spoiled=np.array([row.spoiled for row in rows]),
+        stalled=float(np.mean(late)) if late else None,
         probed=(folder / PROBE_FILE).exists(),
-        measured=bool(loads),
+        measured=bool(np.isfinite(trace.p95_us).any()),
         resumed_s=max(resumed, default=None),
     )
 
 
-def _counted(samples: Sequence[Sample]) -> list[tuple[float, float, float, float]]:
+def _counted(samples: Sequence[Sample]) -> list[Row]:
     """The load by memcached's own count, where nobody else has written it down."""
     return [
-        (a.time_s, b.time_s, (b.requests - a.requests) / (b.time_s - a.time_s), math.nan)
+        Row(
+            math.nan,
+            (b.requests - a.requests) / (b.time_s - a.time_s),
+            math.nan,
+            a.time_s,
+            b.time_s,
+        )
         for a, b in pairwise(samples)
         if b.requests >= a.requests and b.time_s > a.time_s
     ]

@@ -70,7 +70,7 @@ def prediction_of(run: LiveRun, profile: Profile, source: PolicySource | None) -
         remarks.append("nothing has measured latency; the load is memcached's own count")
     free = None
     try:
-        free = _mean(free_runs(run, profile, policy_of(source)))
+        free = free_figures(run, profile, source)
         if free.makespan_s is None:
             limit_s = run.scenario.load.duration_s
             remarks.append(f"with the policy free the jobs are not done within {limit_s:g} s")
@@ -144,27 +144,28 @@ def replayed_figures(run: LiveRun, replayed: Replayed) -> Figures:
     return found.model_copy(update={"makespan_s": replayed.makespan_s, "jobs": jobs})
 
 
-def free_runs(run: LiveRun, profile: Profile, policy: Policy, draws: int = DRAWS) -> list[Figures]:
+def free_figures(run: LiveRun, profile: Profile, source: PolicySource | None) -> Figures:
     """
-    Let a policy decide under the load of a run, from the first start's decision on.
+    Let the policy decide under the load of a run, from the first start's decision on.
 
     :param run: the run
     :param profile: the parameters
-    :param policy: who decides
-    :param draws: how often
-    :raises InputError: if the policy does not fit or fails
+    :param source: who decided; None where that is not known
+    :return: means over `DRAWS` episodes
+    :raises InputError: if the policy is not there as it was, does not fit or fails
     """
+    policy = policy_of(source)
     policy.reset(run.scenario)
     machine = _UnderLoad(run, profile)
     found = []
-    for draw in range(draws):
+    for draw in range(DRAWS):
         recorder = TimelineRecorder(run.scenario)
         start = EpisodeStart(trace_seed=1, entropy=draw)  # the load is the run's, whatever the seed
         episode = run_episode(machine, policy, start, recorder=recorder, probed=run.probed)
         if episode.error:
             raise InputError(f"the policy fails {episode.error}")
         found.append(_free_figures(episode, recorder.recording, run.scenario))
-    return found
+    return _mean(found)
 
 
 class _UnderLoad(SimulatedMachine):
