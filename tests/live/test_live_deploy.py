@@ -25,6 +25,7 @@ from deploy.records.recorder import (
     guard_levels,
     read_events,
 )
+from deploy.records.predicted import read_policy
 from deploy.records.run_report import read_report
 from deploy.records.state import claim
 from tests.live.conftest import (
@@ -137,6 +138,8 @@ def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
     assert len(report["p95_us"]) == 1
     assert report["p95_us"][0] > 0.0
     assert report["reaction_ms"] == {"p50": None, "p99": None}
+    decided = read_policy(run.report)
+    assert decided.source == str(groups_file) and decided.unchanged
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

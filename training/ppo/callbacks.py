@@ -1,6 +1,5 @@
 """What a training run writes down while it learns: TensorBoard, checkpoints, progress."""
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -229,20 +228,16 @@ class ProgressLine(BaseCallback):
         self._bar.stop()
 
 
-class TimeLimit(BaseCallback):
+class TrainingTime(BaseCallback):
     """
-    Ends the training within a rollout once its time is up.
+    Ends the training, within a rollout, once its time is up.
 
-    :param limit_s: from the training's start [s]
+    :param until_s: when that is, on the monotonic clock [s]
     """
 
-    def __init__(self, limit_s: float):
+    def __init__(self, until_s: float):
         super().__init__()
-        self._limit_s = limit_s
-        self._until_s = math.inf
-
-    def _on_training_start(self) -> None:
-        self._until_s = time.monotonic() + self._limit_s
+        self._until_s = until_s
 
     def _on_step(self) -> bool:
         return time.monotonic() < self._until_s

@@ -67,14 +67,14 @@ def refine(
     return found.profile
 
 
-def train_on(scenario: Scenario, checkpoint: Path, out: Path, limit_s: float) -> None:
+def train_on(scenario: Scenario, checkpoint: Path, out: Path, until_s: float) -> None:
     """
     Go on training a checkpoint; the best of it and what comes after is kept.
 
     :param scenario: the problem, with the new profile
     :param checkpoint: where it begins
     :param out: the file to write; a folder of the same name, without ending, holds the training
-    :param limit_s: how long it may take [s]
+    :param until_s: when to end, but for the last score, on the monotonic clock [s]
     :raises InputError: if the checkpoint does not fit
     """
     folder = out.with_suffix("")
@@ -84,7 +84,7 @@ def train_on(scenario: Scenario, checkpoint: Path, out: Path, limit_s: float) ->
     from training.ppo.training_run import train
 
     recipe: Recipe = load_recipe(RECIPE)
-    train(scenario, recipe, 0, folder, resume=checkpoint, fast=True, limit_s=limit_s)
+    train(scenario, recipe, 0, folder, resume=checkpoint, fast=True, until_s=until_s)
     shutil.copyfile(folder / "best.zip", out)
 
 
@@ -128,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{given.out}: written")
             if given.checkpoint is not None:
                 scenario = runs[0].scenario.model_copy(update={"profile": str(given.out.resolve())})
-                left_s = LIMIT_S - SCORE_S - (time.monotonic() - began_s)
-                train_on(scenario, given.checkpoint, given.out_checkpoint, left_s)
+                until_s = began_s + LIMIT_S - SCORE_S
+                train_on(scenario, given.checkpoint, given.out_checkpoint, until_s)
                 print(f"{given.out_checkpoint}: written")
         except OSError as error:
             raise InputError(f"cannot be written: {os_reason(error)}") from error
