@@ -17,6 +17,7 @@ import yaml
 from deploy.jobs.runtimes import PIDS_LIMIT
 from deploy.linux import service_process
 from deploy.records.client_join import read_client
+from deploy.records.predicted import read_policy
 from deploy.records.recorder import (
     EVENTS_FILE,
     PAGE_FILE,
@@ -25,7 +26,6 @@ from deploy.records.recorder import (
     guard_levels,
     read_events,
 )
-from deploy.records.predicted import read_policy
 from deploy.records.run_report import read_report
 from deploy.records.state import claim
 from tests.live.conftest import (

@@ -46,7 +46,10 @@ FARTHEST = 4.0
 """How many standard deviations of its prior a parameter may move in one update."""
 
 NEWS = 0.98
-"""A parameter whose spread stays above this part of it has learned nothing, and stays as it was."""
+"""A parameter whose spread stays above this part of it has learned nothing, and stays as it was,"""
+
+MOVED = 0.05
+"""unless it has moved by more than this part of its spread."""
 
 HOST_LEARNED = (
     *("service_pressure", "job_speed", "service_sibling", "straggling"),
@@ -193,7 +196,7 @@ def _written(
     told = [
         (one, float(far), float(narrow))
         for one, far, narrow in zip(learned, z, narrowed, strict=True)
-        if narrow < NEWS
+        if narrow < NEWS or abs(math.log(_within(one, far) / one.value)) > MOVED * one.spread
     ]
     fields = [
         {
