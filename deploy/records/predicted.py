@@ -62,6 +62,7 @@ class Figures(_PredictedPart):
         most of the time [µs]: what sharing costs, held against the next
     :param apart_p95_us: the same of the other intervals [µs]
     :param changes_per_min: changes made, per minute of the makespan
+    :param guard_steps: levels that the SLO guard climbed
     :param jobs: from each job's first start to its end, pauses included [s]
     """
 
@@ -72,6 +73,7 @@ class Figures(_PredictedPart):
     shared_p95_us: float | None
     apart_p95_us: float | None
     changes_per_min: float | None
+    guard_steps: float | None
     jobs: dict[str, float | None]
 
 
@@ -213,6 +215,7 @@ def table_of(columns: Mapping[str, Figures | None], slo_us: float) -> list[tuple
         ("median p95 while jobs share memcached's vCPUs, µs", "shared_p95_us", 1.0, ".0f"),
         ("median p95 while none does, µs", "apart_p95_us", 1.0, ".0f"),
         ("changes a minute", "changes_per_min", 1.0, ".1f"),
+        ("steps of the SLO guard", "guard_steps", 1.0, ".0f"),
     ]
     rows: list[tuple[str, ...]] = [("", *columns)]
     for what, name, scale, form in figures:

@@ -118,6 +118,7 @@ def measured_figures(run: LiveRun) -> Figures:
             "makespan_s": report["makespan_s"],
             "violation_ratio": report["violation_ratio"],
             "changes_per_min": report["actuations"] / minutes,
+            "guard_steps": report["guard"]["steps"],
             "jobs": jobs,
         }
     )
@@ -203,6 +204,7 @@ def _free_figures(run: Run, recording: Recording, scenario: Scenario) -> Figures
             "makespan_s": run.makespan_s if run.completed else None,
             "violation_ratio": run.violation_ratio,
             "changes_per_min": run.actuations_per_min,
+            "guard_steps": summary["guard_steps"],
             "jobs": jobs,
         }
     )
@@ -226,6 +228,7 @@ def _figures(recording: Recording, window_s: tuple[float, float], slo_us: float)
         shared_p95_us=_quantile(list(np.array(p95_us)[np.array(shared, bool)]), 0.5),
         apart_p95_us=_quantile(apart, 0.5),
         changes_per_min=None,
+        guard_steps=None,
         jobs={},
     )
 

@@ -83,11 +83,12 @@ class Update:
     What became of a profile.
 
     :param profile: with the parameters and spreads that are most probable now
-    :param moved: names of the parameters that have learned something
+    :param moved: the parameters that have learned something and how far each has moved, in its
+        prior's standard deviations; the farthest first
     """
 
     profile: Profile
-    moved: list[str]
+    moved: dict[str, float]
 
 
 def learnable(profile: Profile, jobs: Sequence[str]) -> list[Learned]:
@@ -207,8 +208,9 @@ def _written(
         for one, far, narrow in told
     ]
     changed = _replaced(profile, [one for one, _, _ in told], fields)
-    names = [f"{one.job or one.section}.{one.name}" for one, _, _ in told]
-    return Update(changed, names)
+    told.sort(key=lambda change: -abs(change[1]))
+    moved = {f"{one.job or one.section}.{one.name}": far for one, far, _ in told}
+    return Update(changed, moved)
 
 
 def _misfits(profile: Profile, replay: LiveReplay, played: Replayed) -> FloatArray:

@@ -36,6 +36,8 @@ SCORE_S = 25.0
 """Of that, what is kept for the last score."""
 
 RECIPE = "refine"
+NAMED = 6
+"""How many parameters are named, at most."""
 
 
 def refine(
@@ -63,7 +65,11 @@ def refine(
                 print(f"nothing is predicted with the policy free: {error}")
                 break
         print("\n".join(aligned(table_of(columns, replay.run.scenario.service.slo_us))))
-    print(f"{len(found.moved)} parameters have learned something: {', '.join(found.moved)}")
+    farthest = [f"{name} ({far:+.1f})" for name, far in list(found.moved.items())[:NAMED]]
+    print(
+        f"{len(found.moved)} parameters have learned something; in standard deviations of their "
+        f"priors the farthest have moved by: {', '.join(farthest) or 'none'}"
+    )
     return found.profile
 
 

@@ -20,6 +20,7 @@ KNOWN = Figures(
     shared_p95_us=400.0,
     apart_p95_us=250.0,
     changes_per_min=6.0,
+    guard_steps=2.0,
     jobs={"vips": 12.5, "radix": None},
 )
 
