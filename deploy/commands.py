@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import agents
+from agents.checkpoint import find_checkpoint
 from deploy import deployment
 from deploy.linux.machine_lock import runtime_folder
 from deploy.linux.signals import interrupt_on_stop
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file (%(default)s)")
     add_machine_options(command)
     add("--report", type=Path, default=Path("report"), help="folder of the report (%(default)s)")
-    add("--no-pictures", action="store_true", help="report figures only, which is quicker")
+    add("--no-pictures", action="store_true", help="report the run's own figures only: quicker")
     add("--view", action="store_true", help="show a live picture in place of events")
     add("--probe", action="store_true", help="measure memcached's latency from this machine")
     add("--metrics-port", type=whole_number(0, 65535), help="serve Prometheus on loopback")
@@ -88,6 +89,7 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
     settings = settings_of(
         arguments,
         arguments.report,
+        policy=arguments.policy or str(find_checkpoint(arguments.checkpoint)),
         probe=arguments.probe,
         metrics_port=arguments.metrics_port,
         illustrated=not arguments.no_pictures,

@@ -29,6 +29,7 @@ from deploy.linux.sensors import ServiceSensor
 from deploy.loop.dry_run import DryActuator, ending
 from deploy.loop.loop import Loop, Sampler, StopRequest
 from deploy.records.lines import LineFile
+from deploy.records.predicted import note_policy
 from deploy.records.recorder import LOAD_FILE, PROBE_FILE, PROBE_LOG_S, Event
 from deploy.records.state import State, StateFolder, claim
 from deploy.records.terminal import complain, say
@@ -91,6 +92,9 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             machine = parts.machine(DryActuator(scenario, parts.state))
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             return EXIT_OK
+
+        with contextlib.suppress(OSError):  # a report can do without what was predicted
+            note_policy(settings.report, settings.policy)
 
         def leave_jobs() -> bool:
             return settings.leave_jobs and stop.number != 0

@@ -16,9 +16,10 @@ class Settings:
     :param privileged: whether containers get Docker's default rights
     :param folder: folder of the state
     :param report: folder of the records; those of a dry run are thrown away
+    :param policy: who decides, as `agents.make` takes it; empty where it is somebody outside
     :param probe: whether memcached's latency is measured from this machine
     :param metrics_port: loopback TCP port for Prometheus; None without metrics
-    :param illustrated: whether the report has pictures and a page
+    :param illustrated: whether the report has pictures, a page and what was predicted
     :param view: whether a live picture takes the place of the printed events
     :param leave_jobs: whether an interrupted deployment leaves its jobs running
     :param resume: whether to go on from what an earlier loop left
@@ -32,6 +33,7 @@ class Settings:
     privileged: bool
     folder: Path
     report: Path
+    policy: str = ""
     probe: bool = False
     metrics_port: int | None = None
     illustrated: bool = True

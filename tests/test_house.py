@@ -46,7 +46,7 @@ MAY_IMPORT = {
     },
     "training": {
         *("training/analysis", "training/calibration", "training/evaluation", "training/machine"),
-        *("env", "env/inputs", "env/simulator"),
+        *("training/refinement", "env", "env/inputs", "env/simulator"),
     },
     "training/analysis": {"training", "env", "env/inputs", "env/physics"},
     "training/calibration/logs": {"env", "env/inputs"},
@@ -64,6 +64,11 @@ MAY_IMPORT = {
     "training/ppo": {
         *("training", "training/evaluation", "training/imitation"),
         *("deploy", "deploy/linux", "agents", "agents/ppo"),
+        *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/refinement": {
+        *("training", "training/calibration", "training/calibration/logs", "training/evaluation"),
+        *("training/ppo", "deploy/records", "agents"),
         *("env", "env/inputs", "env/physics", "env/simulator"),
     },
     "training/machine": {

@@ -34,6 +34,9 @@ EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenari
 REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
 PICTURE_FILE = "run.png"
 
+POLICY_FILE, PREDICTION_FILE = "policy.json", "prediction.json"
+"""Who decided, and what the scenario's profile makes of the run."""
+
 CLIENT_FILE = "client.json"
 """What mcperf has measured of the run, where its output was joined."""
 
@@ -44,8 +47,8 @@ PROBE_LOG_S = 0.5
 """Short enough that windows can be joined to intervals that begin at any moment."""
 
 RUN_FILES = (
-    *(EVENTS_FILE, SAMPLES_FILE, PROBE_FILE, SCENARIO_FILE),
-    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE, CLIENT_FILE),
+    *(EVENTS_FILE, SAMPLES_FILE, PROBE_FILE, SCENARIO_FILE, POLICY_FILE),
+    *(REPORT_FILE, INTERVALS_FILE, PAGE_FILE, PICTURE_FILE, CLIENT_FILE, PREDICTION_FILE),
     "events.out.tfevents.*",  # TensorBoard's names
 )
 """Patterns of what a run and its report leave; whatever else the folder holds is not theirs."""
@@ -365,12 +368,13 @@ def guard_levels(events: Iterable[Event]) -> list[tuple[float, int]]:
 
 @dataclass(frozen=True)
 class JobSample:
-    """One job at a moment: state (in lower case), CPU seconds used, vCPUs and weight."""
+    """One job at a moment: state (in lower case), CPU seconds used, vCPUs, weight and quota."""
 
     state: str
     cpu_s: float
     cores: tuple[int, ...]
     weight: str
+    quota: float | None
 
 
 @dataclass(frozen=True)
@@ -427,7 +431,11 @@ def parse_samples(lines: Iterable[str]) -> list[Sample]:
 def _sample(row: dict[str, str]) -> Sample:
     jobs = {
         column.removeprefix(JOB_PREFIX).removesuffix("_state"): JobSample(
-            state, _finite(row[f"{job}_cpu_s"]), _cores(row[f"{job}_cores"]), row[f"{job}_weight"]
+            state,
+            _finite(row[f"{job}_cpu_s"]),
+            _cores(row[f"{job}_cores"]),
+            row[f"{job}_weight"],
+            _finite(row[f"{job}_quota"]) if row[f"{job}_quota"] else None,
         )
         for column, state in row.items()
         if column.startswith(JOB_PREFIX) and column.endswith("_state")

@@ -3,10 +3,11 @@ What a run has come to: `report.json`, `intervals.csv`, pictures and one HTML pa
 
     python -m deploy.report report
 
-writes the page and the pictures anew from the files of a finished run; with `--mcperf FILE` it
-first lays the output of the course's client over the run (`deploy.records.client_join`). Pictures
-need what training needs; they are drawn by a process of their own
-(`training.evaluation.live_pictures`), and the page does without them where that is not installed.
+writes the page, the pictures and what was predicted anew from the files of a finished run; with
+`--mcperf FILE` it first lays the output of the course's client over the run
+(`deploy.records.client_join`). Pictures and predictions need what training needs; processes of
+their own make them (`training.evaluation.live_pictures`, `deploy.records.predicted`), and the page
+does without them where that is not installed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from deploy.linux.helpers import helper_command
 from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.records import mcperf
 from deploy.records.client_join import join, read_client
+from deploy.records.predicted import in_short, lines_of, predict, read_prediction, rows_of
 from deploy.records.recorder import (
     INTERVALS_FILE,
     LOAD_FILE,
@@ -51,7 +53,7 @@ from deploy.records.recorder import (
     scenario_of,
     started_at_s,
 )
-from deploy.records.terminal import complain
+from deploy.records.terminal import complain, say
 from env.errors import InputError, escaped, exit_on_bad_input, validation_message
 from env.inputs.commandline import OneLineParser
 from env.inputs.text_files import MOST_RECORD_BYTES, read_json, read_text
@@ -188,6 +190,15 @@ class Guarding(_ReportPart):
     share_of_time: float
 
 
+class Predicted(_ReportPart):
+    """What the scenario's profile makes of the same load, the policy free to decide."""
+
+    makespan_s: float | None
+    violation_ratio: float | None
+    changes_per_min: float | None
+    jobs: dict[str, float | None]
+
+
 class Report(_ReportPart):
     """The form of `report.json`; `content` fills it."""
 
@@ -200,6 +211,7 @@ class Report(_ReportPart):
     actuations: int
     overruled: int
     guard: Guarding
+    predicted: Predicted | None = None
     reaction_ms: Percentiles
     start_delay_ms: StartDelays
     loop: LoopCost
@@ -317,6 +329,7 @@ def content(
         "actuations": outcome.actuations,
         "overruled": outcome.overruled,
         "guard": _guarding(events, outcome.lasted_s),
+        "predicted": None,
         "reaction_ms": _percentiles(reactions_ms(events, intervals), p50=50.0, p99=99.0),
         "start_delay_ms": _percentiles(start_delays_ms(outcome.jobs.values()), p50=50.0, max=100.0),
         "loop": asdict(outcome.loop),
@@ -369,13 +382,12 @@ def write(
     :param scenario: the problem
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
-    :param illustrated: whether to draw pictures and a page, which takes seconds
+    :param illustrated: whether to predict, to draw pictures and a page, which takes seconds
     :return: what `report.json` holds
     :raises OSError: if the disk refuses it
     """
     report = content(outcome, intervals, read_events(folder), scenario.service.slo_us)
-    text = json.dumps(report, indent=2, allow_nan=False)
-    write_own(folder / REPORT_FILE, text + "\n")
+    _write_report(folder, report)
     lines = io.StringIO(newline="")
     table = csv.writer(lines)
     table.writerow(INTERVAL_COLUMNS)
@@ -384,9 +396,12 @@ def write(
         load = (f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}")
         table.writerow((*times, *load, f"{row.client_late:.4f}", f"{row.stolen:.4f}"))
     write_own(folder / INTERVALS_FILE, lines.getvalue())
-    if illustrated:
-        illustrate(folder, scenario, report)
-    return report
+    return illustrate(folder, scenario, report) if illustrated else report
+
+
+def _write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    text = json.dumps(report, indent=2, allow_nan=False)
+    write_own(folder / REPORT_FILE, text + "\n")
 
 
 def read_report(folder: Path) -> dict[str, Any]:
@@ -423,13 +438,14 @@ def read_intervals(folder: Path) -> list[mcperf.Row]:
         raise InputError(f"{path}: must be rows of numbers under {allowed}") from error
 
 
-def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> None:
+def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Draw the pictures and write the page.
+    Predict the run, draw the pictures, write the page, and say predicted against measured.
 
     :param folder: of the run's records
     :param scenario: the problem
     :param report: what `report.json` holds
+    :return: what it holds now
     :raises OSError: if the disk refuses it, or the folder or a picture in it is not ours
     """
     with OwnFolder(folder) as own, contextlib.suppress(FileNotFoundError):
@@ -437,7 +453,13 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> N
     picture = ""
     if _draw(folder):
         picture = base64.b64encode((folder / PICTURE_FILE).read_bytes()).decode()
-    write_page(folder, scenario, report, picture)
+    prediction = predict(folder)
+    complete = {**report, "predicted": in_short(prediction)}
+    _write_report(folder, complete)
+    write_page(folder, scenario, complete, picture)
+    for line in lines_of(prediction, scenario.service.slo_us):
+        say(line)
+    return complete
 
 
 def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], picture: str) -> None:
@@ -456,6 +478,7 @@ def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], pict
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    prediction = read_prediction(folder)
     page = environment.get_template("report.html").render(
         report=report,
         scenario=scenario,
@@ -464,6 +487,8 @@ def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], pict
         picture=picture,
         spoiled_share=mcperf.SPOILED,
         client=read_client(folder),
+        prediction=prediction,
+        predicted=rows_of(prediction, scenario.service.slo_us) if prediction else [],
     )
     write_own(folder / PAGE_FILE, page)
 

@@ -17,6 +17,7 @@ import yaml
 from deploy.jobs.runtimes import PIDS_LIMIT
 from deploy.linux import service_process
 from deploy.records.client_join import read_client
+from deploy.records.predicted import read_policy
 from deploy.records.recorder import (
     EVENTS_FILE,
     PAGE_FILE,
@@ -137,6 +138,8 @@ def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
     assert len(report["p95_us"]) == 1
     assert report["p95_us"][0] > 0.0
     assert report["reaction_ms"] == {"p50": None, "p99": None}
+    decided = read_policy(run.report)
+    assert decided.source == str(groups_file) and decided.unchanged
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -36,7 +36,7 @@ from training.calibration.logs.traces import RunTrace
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-CLOSE, LOAD, SERVICE, CORES, STATE, END = range(6)
+CLOSE, LOAD, SERVICE, CORES, STATE, END, WEIGHT, QUOTA, FAIL = range(9)
 """Kinds of events; an interval closes before the load of the next one arrives."""
 
 EVENT = np.dtype([("time_s", "f8"), ("kind", "i8"), ("job", "i8"), ("value", "f8")])
@@ -219,14 +219,24 @@ def _put_in_force(h, kind, job, value):
         h.load_qps = value
     elif kind == SERVICE:
         h.true_service = int(value)
-    elif kind == CORES:
-        h.sent_cores[job] = int(value)
-        if h.true_state[job] == RUNNING or h.true_state[job] == PAUSED:
-            take_place(h, job)
     elif kind == STATE:
         h.sent_state[job] = int(value)
         if h.true_state[job] == RUNNING or h.true_state[job] == PAUSED:
             take_state(h, job)
+    elif kind == FAIL:  # the next attempt begins anew
+        h.true_state[job] = PENDING
+        h.sent_state[job] = RUNNING
+        h.work_left_s[job] = h.job_params[job, WORK_S]
+        h.lands_s[job] = value
+    else:
+        if kind == CORES:
+            h.sent_cores[job] = int(value)
+        elif kind == WEIGHT:
+            h.sent_weight[job] = int(value)
+        else:
+            h.sent_quota[job] = value
+        if h.true_state[job] == RUNNING or h.true_state[job] == PAUSED:
+            take_place(h, job)
 
 
 @inlined

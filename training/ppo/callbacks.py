@@ -1,5 +1,6 @@
 """What a training run writes down while it learns: TensorBoard, checkpoints, progress."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,18 @@ class ProgressLine(BaseCallback):
         """Stop drawing, also after an interruption."""
         self._bar.update(self._task, completed=self.num_timesteps)
         self._bar.stop()
+
+
+class TrainingTime(BaseCallback):
+    """
+    Ends the training, within a rollout, once its time is up.
+
+    :param until_s: when that is, on the monotonic clock [s]
+    """
+
+    def __init__(self, until_s: float):
+        super().__init__()
+        self._until_s = until_s
+
+    def _on_step(self) -> bool:
+        return time.monotonic() < self._until_s

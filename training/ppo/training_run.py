@@ -1,5 +1,6 @@
 """One training run of PPO in the simulator, from recipe to best checkpoint."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.vector_env import ColocationVecEnv
 from training.imitation.expert import find_schedule
 from training.imitation.fit_network import imitate
-from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine
+from training.ppo.callbacks import EpisodeLog, Evaluation, ProgressLine, TrainingTime
 from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.selection import Score
@@ -178,6 +179,7 @@ def train(
     folder: Path,
     resume: Path | None = None,
     fast: bool = False,
+    until_s: float = math.inf,
 ) -> Score:
     """
     Train, writing TensorBoard files and checkpoints into `folder`.
@@ -190,6 +192,7 @@ def train(
     :param folder: of this run
     :param resume: a checkpoint to go on from
     :param fast: train with `FastPPO`
+    :param until_s: when to end in any case, on the monotonic clock [s]
     :return: the best score on the selection traces
     :raises InputError: if the checkpoint to resume does not fit
     """
@@ -228,7 +231,7 @@ def train(
         announce(model, recipe.steps, folder)
         model.learn(
             recipe.steps,
-            callback=CallbackList([EpisodeLog(), evaluation, progress]),
+            callback=CallbackList([EpisodeLog(), evaluation, progress, TrainingTime(until_s)]),
             reset_num_timesteps=resume is None,
         )
     except KeyboardInterrupt:

@@ -31,6 +31,7 @@ STARTED = (
     "deploy/view",
     "training/characterise",
     "training/evaluation/live_pictures",
+    "training/refinement/predict_run",
 )
 IMPORTED = ("env/__init__", "numpy", "runpy", "sitecustomize", "usercustomize")
 

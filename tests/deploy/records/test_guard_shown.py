@@ -16,7 +16,7 @@ from deploy.records.metrics import RunCollector
 from deploy.records.recorder import SCHEDULER, Event, Recorder, guard_levels, read_events
 from env.guard import LEVELS
 from env.scenario import Scenario, load_scenario
-from training.evaluation.live_pictures import recording_of
+from training.evaluation.live_recording import recording_of
 from training.evaluation.plots import draw_guard
 
 STORY = [

@@ -129,7 +129,7 @@ def test_samples_have_a_column_for_every_reading(
     assert (sample.time_s, sample.requests, sample.qps) == (1.5, 3e4, 2e4)
     assert sample.p95_us == 310.0
     assert (sample.service_cores, sample.busy_s) == ((0, 1), (0.1, 0.2, 0.3, 0.4))
-    assert sample.jobs["vips"] == JobSample("running", 2.0, (2, 3), "background")
+    assert sample.jobs["vips"] == JobSample("running", 2.0, (2, 3), "background", None)
     assert tuple(sample.jobs) == scenario.job_names
 
 

@@ -42,7 +42,7 @@ from env.errors import InputError
 from env.scenario import Scenario
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation import live_pictures
-from training.evaluation.live_pictures import recording_of
+from training.evaluation.live_recording import recording_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m[bold]{{ 7 * 7 }}"
 
@@ -116,7 +116,7 @@ def test_the_report_has_the_agreed_keys(reported: Path) -> None:
     written = json.loads((reported / "report.json").read_text())
     assert list(written) == [
         "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "spoiled", "actuations",
-        "overruled", "guard", "reaction_ms", "start_delay_ms", "loop", "restored",
+        "overruled", "guard", "predicted", "reaction_ms", "start_delay_ms", "loop", "restored",
     ]  # fmt: skip
     assert list(written["jobs"]["vips"]) == [
         "exit_code", "decided_s", "start_s", "begun_s", "end_s", "paused_s", "retries",

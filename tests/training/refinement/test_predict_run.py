@@ -1,0 +1,150 @@
+"""A recorded run of this project's own, played again: `run` was made on a VM with two vCPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.records.predicted import Prediction, note_policy, read_prediction
+from env.simulator.profile import load_profile
+from training.refinement import predict_run
+from training.refinement.live_replay import LiveReplay
+from training.refinement.live_run import LiveRun, read_live_run
+
+RUN = Path(__file__).with_name("run")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(RUN, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def run() -> LiveRun:
+    return read_live_run(RUN)
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "report.json"
+    report = json.loads(path.read_text())
+    edit(report)
+    path.write_text(json.dumps(report))
+
+
+def log(folder: Path, line: str, before: str) -> None:
+    """Put a line into the log, at the time of the first that has some words."""
+    lines = (folder / "events.log").read_text().splitlines()
+    at = next(i for i, one in enumerate(lines) if before in one)
+    lines.insert(at, f"{lines[at].split(' ')[0]} {line}")
+    (folder / "events.log").write_text("\n".join(lines) + "\n")
+
+
+def predicted(folder: Path) -> Prediction:
+    predict_run.main([str(folder)])
+    found = read_prediction(folder)
+    assert found is not None
+    return found
+
+
+def test_a_run_reads_as_it_was_recorded(run: LiveRun) -> None:
+    assert run.window_s == pytest.approx((6.0, 48.24), abs=0.05)
+    jobs = {job.name: job for job in run.trace.jobs}
+    assert (jobs["cpu"].threads, jobs["tree"].threads) == (2, 1)
+    paused_s = sum(after - before for before, after in jobs["cpu"].pauses)
+    assert paused_s == pytest.approx(run.report["jobs"]["cpu"]["paused_s"], abs=0.05)
+    assert jobs["matrix"].moves[0][1] == 0b11 and jobs["matrix"].moves[1][1] == 0b10
+    first = run.placing[run.placing["job"] == 0][0]
+    assert first["time_s"] < jobs["cpu"].start_s and first["value"] == 0.0  # in the background
+    assert len(run.trace.qps) == 22 == len(run.report["p95_us"])
+
+
+def test_the_replay_is_the_kernels_own_and_follows_the_decisions(run: LiveRun) -> None:
+    profile = load_profile("local")
+    replay = LiveReplay(run)
+    played = replay.play(profile)
+    assert np.isfinite(played.p95_us).all() and (played.p95_us > 0.0).all()
+    # A job's CPU time is bounded by the time it was not paused, on two vCPUs.
+    ran_s = np.array([job.run_s for job in run.trace.jobs])
+    assert (played.cpu_s > 0.0).all() and (played.cpu_s <= 2.0 * ran_s).all()
+    fast = dict(profile.host)
+    fast["job_speed"] = fast["job_speed"].model_copy(update={"value": 2.0})
+    again = replay.play(profile.model_copy(update={"host": fast}))
+    assert (again.run_s < played.run_s).all()
+
+
+def test_both_predictions_stand_beside_what_was_measured(folder: Path) -> None:
+    note_policy(folder, "checkpoints/local.zip")
+    found = predicted(folder)
+    assert found.profile == "local" and not found.remarks
+    assert found.measured is not None and found.measured.makespan_s == pytest.approx(42.23, abs=0.1)
+    assert found.measured.changes_per_min == pytest.approx(85 / 42.24 * 60, rel=0.01)
+    for one in (found.replayed, found.free):
+        assert one is not None
+        assert one.makespan_s and 20.0 < one.makespan_s < 100.0
+        assert set(one.jobs) == set(found.measured.jobs)
+        assert all(value and value > 1.0 for value in one.jobs.values())
+        assert one.p95_median_us and one.p95_high_us and one.p95_median_us <= one.p95_high_us
+
+
+def test_a_policy_that_is_gone_leaves_the_other_half(folder: Path) -> None:
+    (folder / "mine.yaml").write_text("rule: static")
+    note_policy(folder, str(folder / "mine.yaml"))
+    (folder / "mine.yaml").unlink()
+    found = predicted(folder)
+    assert found.free is None and found.replayed is not None
+    (remark,) = found.remarks
+    assert "mine.yaml is gone, or another than it was" in remark
+
+
+def test_a_run_that_was_stopped_and_one_that_was_resumed_say_so(folder: Path) -> None:
+    def stopped(report: dict[str, Any]) -> None:
+        report["makespan_s"] = None
+        report["jobs"]["zlib"] |= {"end_s": None, "exit_code": None}
+
+    change(folder, stopped)
+    log(folder, "custom scheduler resumed", "end cpu")
+    found = predicted(folder)
+    assert found.measured is not None and found.measured.jobs["zlib"] is None
+    assert found.replayed is not None and found.replayed.jobs["zlib"]
+    ended, resumed, unknown = found.remarks
+    assert "ended before its jobs" in ended and "was resumed" in resumed
+    assert "not recorded who decided" in unknown
+
+
+def test_attempts_begin_anew(folder: Path) -> None:
+    before = predicted(folder).replayed
+    log(folder, "start tree [0,1] 1", "end tree")
+    log(folder, "custom tree attempt+1+failed%3A+exit+code+1", "start tree [0,1] 1")
+    change(folder, lambda report: report["jobs"]["tree"].update(retries=1))
+    after = predicted(folder).replayed
+    assert before is not None and after is not None
+    assert read_live_run(folder).placing["kind"].max() == 8
+    assert before.jobs["cpu"] == after.jobs["cpu"]
+
+
+def test_without_the_loads_output_the_load_is_memcacheds_count(folder: Path) -> None:
+    header = (folder / "intervals.csv").read_text().splitlines()[0]
+    (folder / "intervals.csv").write_text(header + "\n")
+    change(folder, lambda report: report.update(violation_ratio=None, p95_us=[], spoiled=[]))
+    found = predicted(folder)
+    assert found.measured is not None and found.measured.p95_median_us is None
+    assert found.replayed is not None and found.replayed.p95_median_us
+    assert any("memcached's own count" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize("file", ["scenario.json", "events.log", "samples.csv", "report.json"])
+def test_a_run_without_its_records_is_one_line(
+    folder: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / file).unlink()
+    with pytest.raises(SystemExit) as stop:
+        predict_run.main([str(folder)])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and str(folder) in said
