@@ -26,7 +26,7 @@ IN_FORCE = (JobState.RUNNING, JobState.PAUSED)
 core_sets = st.sets(st.integers(0, 3), min_size=1).map(lambda cores: tuple(sorted(cores)))
 job_allocations = st.builds(
     JobAllocation,
-    state=st.sampled_from(JobState),
+    state=st.sampled_from([state for state in JobState if state != JobState.NOT_ARRIVED]),
     cores=core_sets,
     weight=st.sampled_from(Weight),
     threads=st.integers(1, 4),
