@@ -88,7 +88,8 @@ def scenario_of_cell(cell: FamilyCell) -> Scenario:
     if not cell.trace:
         return scenario
     content = scenario.model_dump()
-    rng = np.random.default_rng(np.random.SeedSequence(cell.entropy, spawn_key=(9,)))
+    index = int(cell.scenario.rpartition("-")[2])
+    rng = np.random.default_rng([cell.entropy, index])
     follow_trace(content, read_trace(cell.trace), draw(cell.scenario).span_s, rng)
     last_s = max(job["arrival_s"] for job in content["jobs"])
     content["load"]["duration_s"] = math.ceil(last_s + scenario.load.duration_s)
