@@ -29,6 +29,9 @@ THREADS_TOKEN = "{threads}"
 MAX_JOBS = 20
 """What is open to all jobs fits one 64-bit word (`env.action.open_edits`)."""
 
+MOST_VCPUS = 16
+"""So many has a machine of the scenario family at most, and a host that is padded for all sizes."""
+
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 

@@ -31,9 +31,9 @@ from env.physics.parameters import (
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
-from env.scenario import MAX_JOBS, Scenario
+from env.scenario import MAX_JOBS, MOST_VCPUS, Scenario
 from env.simulator import kernel
-from env.simulator.host import MOST_VCPUS, TURNS, HostFields, host_dtype
+from env.simulator.host import TURNS, HostFields, host_dtype
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS

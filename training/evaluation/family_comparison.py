@@ -60,7 +60,7 @@ class FamilyCell:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellResult:
     """
     What a cell's process has found.
 
@@ -96,7 +96,7 @@ def scenario_of_cell(cell: FamilyCell) -> Scenario:
     return Scenario.model_validate(content)
 
 
-def measure_cell(cell: FamilyCell) -> Measured:
+def measure_cell(cell: FamilyCell) -> CellResult:
     """
     Every policy's runs on a cell's scenario, on the same traces, and what a search finds there.
 
@@ -106,7 +106,7 @@ def measure_cell(cell: FamilyCell) -> Measured:
     starts = starts_from(cell.entropy, cell.episodes)
     runs = [run_episodes(agents.make(name), factory, starts) for name in cell.policies]
     searches = starts if cell.evaluations else []
-    return Measured(runs, [short_search(factory, start, cell.evaluations) for start in searches])
+    return CellResult(runs, [short_search(factory, start, cell.evaluations) for start in searches])
 
 
 def family_report(
