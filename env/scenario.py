@@ -21,9 +21,11 @@ from pydantic import (
 )
 
 from env.errors import InputError, validation_message
-from env.family.drawing import FAMILY_FILE, PROFILE_FOLDER, SCENARIO_FOLDER, draw, is_drawn
+from env.family.drawing import FAMILY_FILE, draw, is_drawn
 from env.inputs.yaml_files import read_yaml
 
+SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
+PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
 THREADS_TOKEN = "{threads}"
 
 MAX_JOBS = 20
