@@ -14,7 +14,7 @@ from env.simulator.machine import EpisodeFactory
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import run_episodes, starts_from
 
-PENDING, RUNNING, PAUSED, DONE = JobState
+PENDING, RUNNING, PAUSED, DONE, _ = JobState
 NEED_A_PROBE = ("heracles", "hybrid-prm", "hybrid-prm-tuned", "latency-aware-prm", "parties")
 PICKY = (*NEED_A_PROBE, "intel-prm")
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
@@ -422,7 +422,7 @@ PUBLISHED_S = {
 """Makespans before jobs could arrive and rules ran any scenario, first trace of seed 0 [s]."""
 
 
-@pytest.mark.parametrize(("name", "rule"), PUBLISHED_S)
+@pytest.mark.parametrize(("name", "rule"), list(PUBLISHED_S))
 def test_shipped_scenarios_keep_their_figures(name, rule):
     factory = EpisodeFactory(load_scenario(name))
     (run,) = run_episodes(agents.make(rule), factory, starts_from(0, 1))

@@ -13,7 +13,7 @@ from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from tests.conftest import Rig, with_hiccups
 
-PENDING, RUNNING, PAUSED, DONE = JobState
+PENDING, RUNNING, PAUSED, DONE, _ = JobState
 BACKGROUND, NORMAL = Weight
 SCENARIO = load_scenario("cca-2025")
 ANYHOW = Variation(physics=1.0, interval_s=(2.0, 20.0))
