@@ -21,6 +21,7 @@ from env.observation import features_of
 from env.physics.jobs import CORES_PER_THREAD, LAUNCH_OVERHEAD_S, SERIAL_FRACTION, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
 from env.physics.parameters import (
+    CLIENT_CPU,
     HOST_FIELDS,
     JOB_SPEED,
     LOAD_LAG_HIGH_S,
@@ -130,7 +131,7 @@ class EpisodeFactory:
         self.table = edit_table(scenario)
         self.size = len(scenario.jobs), scenario.machine.vcpus
         if is_drawn(scenario.profile) if padded is None else padded:
-            self.size = _padded_size(scenario)
+            self.size = _padded_size(scenario, self.profile)
         self.observation_size = features_of(*self.size) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
@@ -316,8 +317,13 @@ class EpisodeFactory:
         _keep_physical(host)
 
 
-def _padded_size(scenario: Scenario) -> tuple[int, int]:
-    """The numbers of jobs and vCPUs of a padded host."""
+def _padded_size(scenario: Scenario, profile: Profile) -> tuple[int, int]:
+    """The numbers of jobs and vCPUs of a padded host, whose last vCPU is no scenario's."""
+    if profile.cost_array()[CLIENT_CPU] > 0.0 and scenario.machine.vcpus < MOST_VCPUS:
+        raise InputError(
+            f"scenario {scenario.name}: its load generator runs on the last vCPU, "
+            "which a padded host does not have"
+        )
     if scenario.machine.vcpus > MOST_VCPUS:
         raise InputError(
             f"scenario {scenario.name}: machine.vcpus: {scenario.machine.vcpus}; "
