@@ -13,7 +13,7 @@ from deploy.linux.signals import interrupt_on_stop
 from deploy.records.terminal import complain
 from deploy.safety.guardian import Guardian
 from deploy.settings import Settings
-from env.errors import exit_on_bad_input
+from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, address, whole_number
 from env.scenario import load_scenario
 
@@ -102,6 +102,10 @@ def main(argv: Sequence[str] | None, guardian: Guardian) -> int:
         if arguments.restore:
             return _ended_in_order(lambda: deployment.restore(settings), "; use --restore again")
         scenario = load_scenario(arguments.scenario)
+        if scenario.has_arrivals:
+            raise InputError(
+                f"scenario {scenario.name}: jobs: arrival_s above 0 is for the simulator only"
+            )
         if arguments.check:
             from deploy.check import check
 

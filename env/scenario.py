@@ -21,13 +21,18 @@ from pydantic import (
 )
 
 from env.errors import InputError, validation_message
-from env.family.drawing import FAMILY_FILE, PROFILE_FOLDER, SCENARIO_FOLDER, draw, is_drawn
+from env.family.drawing import FAMILY_FILE, draw, is_drawn
 from env.inputs.yaml_files import read_yaml
 
+SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
+PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
 THREADS_TOKEN = "{threads}"
 
 MAX_JOBS = 20
 """What is open to all jobs fits one 64-bit word (`env.action.open_edits`)."""
+
+MOST_VCPUS = 16
+"""So many has a machine of the scenario family at most, and a host that is padded for all sizes."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 

@@ -74,5 +74,7 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
             jobs |= self.spread(telemetry, [job], apart, self._heavy[job])
         for job in light:
             lent = () if self._taken else self._lent
-            jobs |= self.spread(telemetry, [job], lent if heavy else apart, self._light[job])
+            cores = lent if heavy else apart
+            jobs[job] = JobAllocation()  # not yet started, if it finds no vCPU
+            jobs |= self.spread(telemetry, [job], cores, self._light[job])
         return Allocation(self.most if self._taken else self.least, jobs)

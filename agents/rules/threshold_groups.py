@@ -77,7 +77,7 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     def _own_groups(self) -> tuple[tuple[GroupMember, ...], ...]:
         """Groups of three for jobs that no published plan names."""
         order = self.longest_first(self.job_names)
-        count, batch = -(-len(order) // 3), len(self.others(self.least))
+        count, batch = -(-len(order) // 3), max(1, len(self.others(self.least)))
         widths = (batch, max(1, batch // 2), 1)
         return tuple(
             tuple(

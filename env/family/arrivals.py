@@ -74,19 +74,16 @@ def follow_trace(
     scenario: dict[str, Any], trace_s: FloatArray, span_s: float, rng: np.random.Generator
 ) -> None:
     """
-    Let the jobs of a scenario arrive as consecutive entries of a trace did, scaled to the span.
+    Let the jobs of a scenario arrive as consecutive entries of a trace did, within the span.
 
     :param scenario: a drawn scenario's content, which is changed
     :param trace_s: see `read_trace`
-    :param span_s: time in which the jobs arrive on average [s]
+    :param span_s: time in which the jobs arrive [s]
     :param rng: source of what is random: where in the trace they begin
     """
     jobs = scenario["jobs"]
     first = int(rng.integers(max(1, len(trace_s) - len(jobs) + 1)))
-    times_s = np.resize(trace_s[first : first + len(jobs)], len(jobs))
-    mean_gap_s = (trace_s[-1] - trace_s[0]) / (len(trace_s) - 1)
-    arrival_s = first_at_zero(np.sort(times_s) * (span_s / len(jobs) / mean_gap_s))
-    # A lull of the trace longer than the span says nothing more than one of that length.
-    gaps = np.minimum(np.diff(arrival_s, prepend=0.0), span_s)
-    for job, at_s in zip(jobs, np.round(np.cumsum(gaps), 3).tolist(), strict=True):
+    times_s = np.sort(np.resize(trace_s[first : first + len(jobs)], len(jobs)))
+    took_s = max(times_s[-1] - times_s[0], 1e-9)  # entries of one moment arrive together
+    for job, at_s in zip(jobs, first_at_zero(times_s * (span_s / took_s)).tolist(), strict=True):
         job["arrival_s"] = at_s

@@ -21,9 +21,8 @@ from env.errors import InputError
 from env.family.arrivals import draw_arrivals
 from env.inputs.yaml_files import read_yaml
 
-SCENARIO_FOLDER = Path(__file__).resolve().parents[1] / "scenarios"
-PROFILE_FOLDER = Path(__file__).resolve().parents[1] / "simulator" / "profiles"
-FAMILY_FILE = SCENARIO_FOLDER / "family.yaml"
+_ENV = Path(__file__).resolve().parents[1]
+FAMILY_FILE = _ENV / "scenarios" / "family.yaml"
 
 NAME = re.compile(r"family-([a-z]+)-(\d{1,18})-(\d{1,9})")
 
@@ -157,7 +156,7 @@ def _draw_service(
 ) -> tuple[Content, Content, Content]:
     """The profile without its jobs, memcached, and its load."""
     measured = str(rng.choice(ranges["measured"]))
-    base = _read(PROFILE_FOLDER / f"{measured}.yaml")
+    base = _measured_profile(measured)
     service = _scattered(base["service"], 1.0, SERVICE_LIMITS, rng)
     host = _scattered(base["host"], 1.0, {}, rng)
     capacity = service["core_capacity_qps"]
@@ -176,7 +175,7 @@ def _draw_service(
     overflow = min(largest + 1, vcpus - 1)
     most_qps = int(serves_qps * _between(ranges["most_load"], rng))
     profile = {"service": service, "host": host, "vm_speed": dict(base["vm_speed"])}
-    slo_us = _read(SCENARIO_FOLDER / f"{measured}.yaml")["service"]["slo_us"]
+    slo_us = _read(FAMILY_FILE.with_name(f"{measured}.yaml"))["service"]["slo_us"]
     return (
         profile,
         {
@@ -200,7 +199,7 @@ def _draw_jobs(
     measured = [
         (name, traits)
         for profile in ranges["measured"]
-        for name, traits in _read(PROFILE_FOLDER / f"{profile}.yaml")["jobs"].items()
+        for name, traits in _measured_profile(profile)["jobs"].items()
     ]
     shortest_s, longest_s = ranges["work_s"]
     work_s = np.array([_between(ranges["work_s"], rng) for _ in range(n_jobs)])
@@ -260,6 +259,11 @@ def _between(range_: Sequence[float], rng: np.random.Generator) -> float:
     if high < 4.0 * low:
         return float(rng.uniform(low, high))
     return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def _measured_profile(name: str) -> Content:
+    """A profile of a measured machine; the one of a scenario has its scenario's name."""
+    return _read(_ENV / "simulator" / "profiles" / f"{name}.yaml")
 
 
 @functools.cache

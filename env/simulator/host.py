@@ -34,9 +34,6 @@ from env.reward import TERMS
 MIXTURE = 12
 """How many different latency levels an interval keeps apart; more are merged with the nearest."""
 
-MOST_VCPUS = 16
-"""vCPUs of a padded host: so many at most has a machine of the scenario family (`env.family`)."""
-
 TURNS = 3
 """A hiccup begins, ends, and what it left behind is served: what a sensor's window may reach."""
 

@@ -21,6 +21,7 @@ from env.observation import features_of
 from env.physics.jobs import CORES_PER_THREAD, LAUNCH_OVERHEAD_S, SERIAL_FRACTION, WORK_S
 from env.physics.jobs import SMT as JOB_SMT
 from env.physics.parameters import (
+    CLIENT_CPU,
     HOST_FIELDS,
     JOB_SPEED,
     LOAD_LAG_HIGH_S,
@@ -31,9 +32,9 @@ from env.physics.parameters import (
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
-from env.scenario import MAX_JOBS, Scenario
+from env.scenario import MAX_JOBS, MOST_VCPUS, Scenario
 from env.simulator import kernel
-from env.simulator.host import MOST_VCPUS, TURNS, HostFields, host_dtype
+from env.simulator.host import TURNS, HostFields, host_dtype
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
@@ -130,7 +131,7 @@ class EpisodeFactory:
         self.table = edit_table(scenario)
         self.size = len(scenario.jobs), scenario.machine.vcpus
         if is_drawn(scenario.profile) if padded is None else padded:
-            self.size = _padded_size(scenario)
+            self.size = _padded_size(scenario, self.profile)
         self.observation_size = features_of(*self.size) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
@@ -316,8 +317,13 @@ class EpisodeFactory:
         _keep_physical(host)
 
 
-def _padded_size(scenario: Scenario) -> tuple[int, int]:
-    """The numbers of jobs and vCPUs of a padded host."""
+def _padded_size(scenario: Scenario, profile: Profile) -> tuple[int, int]:
+    """The numbers of jobs and vCPUs of a padded host, whose last vCPU is no scenario's."""
+    if profile.cost_array()[CLIENT_CPU] > 0.0 and scenario.machine.vcpus < MOST_VCPUS:
+        raise InputError(
+            f"scenario {scenario.name}: its load generator runs on the last vCPU, "
+            "which a padded host does not have"
+        )
     if scenario.machine.vcpus > MOST_VCPUS:
         raise InputError(
             f"scenario {scenario.name}: machine.vcpus: {scenario.machine.vcpus}; "

@@ -9,7 +9,8 @@ import agents
 from agents.policy import SensorMissingError
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
-from env.scenario import Scenario
+from env.scenario import Scenario, load_scenario
+from env.simulator.machine import EpisodeFactory
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import run_episodes, starts_from
 
@@ -402,3 +403,45 @@ def test_agents_stay_light():
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     heavy = {"torch", "gymnasium", "stable_baselines3", "numba", "matplotlib", "scipy"}
     assert not heavy & set(shown.stdout.split())
+
+
+# --- the same figures as ever, and any scenario ---
+
+PUBLISHED_S = {
+    ("cca-2025", "sequential"): 747.961643244792,
+    ("cca-2025", "concurrent"): 674.4531692550111,
+    ("cca-2025", "threshold-groups"): 722.6895415957673,
+    ("cca-2025", "hysteresis-pause"): 742.494275399999,
+    ("cca-2025", "stats-poll-packed"): 648.8997541781933,
+    ("cca-2025", "shared-background"): 601.7099508183588,
+    ("cca-2024", "sequential"): 689.3839082481761,
+    ("cca-2024", "hysteresis-pause"): 679.7657208641948,
+    ("cca-2024", "stats-poll-packed"): 669.9831857251094,
+    ("cca-2024", "shared-background"): 541.0643513456026,
+}
+"""Makespans before jobs could arrive and rules ran any scenario, first trace of seed 0 [s]."""
+
+
+@pytest.mark.parametrize(("name", "rule"), list(PUBLISHED_S))
+def test_shipped_scenarios_keep_their_figures(name, rule):
+    factory = EpisodeFactory(load_scenario(name))
+    (run,) = run_episodes(agents.make(rule), factory, starts_from(0, 1))
+    assert run.makespan_s == pytest.approx(PUBLISHED_S[name, rule], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [f"family-report-0-{index}" for index in (1, 3, 4)])
+def test_every_rule_runs_any_scenario(name):
+    """Jobs all at once on 4 vCPUs, arriving on 16, and on 2 of which memcached may hold both."""
+    factory = EpisodeFactory(load_scenario(name))
+    for rule in agents.names():
+        (run,) = run_episodes(agents.make(rule), factory, starts_from(0, 1))
+        assert run.error == "", rule
+
+
+def test_a_queue_serves_who_came_first_or_has_least_work(scenario):
+    first, least = ready("first-come", scenario), ready("shortest-first", scenario)
+    assert set(decide_at(first, 0.9).jobs) == {"blackscholes"}
+    assert set(decide_at(least, 0.9).jobs) == {"dedup"}
+    held = Allocation((0, 1), {"vips": JobAllocation(RUNNING, (2, 3), threads=4)})
+    assert set(decide_at(least, 0.9, applied=held).jobs) == {"vips"}  # nobody is sent away
+    assert [job.cores for job in decide_at(first, 0.2).jobs.values()] == [(2, 3), (1,)]

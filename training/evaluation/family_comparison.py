@@ -60,7 +60,7 @@ class FamilyCell:
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellResult:
     """
     What a cell's process has found.
 
@@ -88,14 +88,15 @@ def scenario_of_cell(cell: FamilyCell) -> Scenario:
     if not cell.trace:
         return scenario
     content = scenario.model_dump()
-    rng = np.random.default_rng(np.random.SeedSequence(cell.entropy, spawn_key=(9,)))
+    index = int(cell.scenario.rpartition("-")[2])
+    rng = np.random.default_rng([cell.entropy, index])
     follow_trace(content, read_trace(cell.trace), draw(cell.scenario).span_s, rng)
     last_s = max(job["arrival_s"] for job in content["jobs"])
     content["load"]["duration_s"] = math.ceil(last_s + scenario.load.duration_s)
     return Scenario.model_validate(content)
 
 
-def measure_cell(cell: FamilyCell) -> Measured:
+def measure_cell(cell: FamilyCell) -> CellResult:
     """
     Every policy's runs on a cell's scenario, on the same traces, and what a search finds there.
 
@@ -105,7 +106,7 @@ def measure_cell(cell: FamilyCell) -> Measured:
     starts = starts_from(cell.entropy, cell.episodes)
     runs = [run_episodes(agents.make(name), factory, starts) for name in cell.policies]
     searches = starts if cell.evaluations else []
-    return Measured(runs, [short_search(factory, start, cell.evaluations) for start in searches])
+    return CellResult(runs, [short_search(factory, start, cell.evaluations) for start in searches])
 
 
 def family_report(
@@ -286,22 +287,15 @@ def _mean_jct_s(runs: Sequence[Run]) -> float:
     return float(np.mean([run.mean_jct_s for run in runs]))
 
 
-COLUMNS = (
-    "makespan ratio",
-    "JCT ratio",
-    "violations",
-    "done",
-    "mean JCT, s",
-    "p95 JCT, s",
-    "slowdown",
-)
+COLUMNS = ("makespan", "JCT", "violated", "done", "JCT, s", "p95, s", "slowdown")
 
 
-def rows(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def rows(content: dict[str, Any], with_intervals: bool = False) -> Iterator[tuple[str, ...]]:
     """
     A row a policy: its name, then `COLUMNS`; the smallest makespan ratio first.
 
     :param content: what `family_report` made
+    :param with_intervals: whether ratios come with their confidence intervals
     """
 
     def rank(entry: dict[str, Any]) -> tuple[int, float]:
@@ -312,8 +306,8 @@ def rows(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         ratio = entry["ratio_to_best_safe_rule"]
         yield (
             entry["name"],
-            _ratio(ratio["geomean"], ratio["ci95"]),
-            _ratio(entry["jct_ratio"], entry["jct_ratio_ci95"]),
+            _ratio(ratio["geomean"], ratio["ci95"] if with_intervals else None),
+            _ratio(entry["jct_ratio"], entry["jct_ratio_ci95"] if with_intervals else None),
             f"{100 * entry['violation_ratio']:.2f} %",
             f"{entry['completed']}/{len(entry['runs'])}",
             f"{entry['jct_s']['mean']:.1f}",
@@ -364,15 +358,15 @@ def family_page(content: dict[str, Any], command: str) -> Iterator[str]:
         f"**Every figure is simulated**, on {content['family']} scenarios drawn from "
         f"`env/scenarios/family.yaml` ({content['with_arrivals']} with jobs that arrive), "
         f"{content['episodes']} load traces each, the same for all. Ratios are geometric means "
-        "over the scenarios, with their 95 % interval, to the best rule that violates no more than "
-        "the policy in that scenario: of makespans where all jobs are there from the start, of "
-        "mean job completion times (JCT) where they arrive. Slowdown is the JCT over what the job "
-        "takes alone on the machine."
+        "over the scenarios, with their 95 % intervals, to the best rule that violates no more "
+        "than the policy in that scenario: of makespans where all jobs are there from the start, "
+        "of mean job completion times (JCT) where they arrive. Slowdown is the JCT over what the "
+        "job takes alone on the machine."
     )
     yield ""
     yield f"| policy | {' | '.join(COLUMNS)} |"
     yield "|---|" + "--:|" * len(COLUMNS)
-    for row in rows(content):
+    for row in rows(content, with_intervals=True):
         yield f"| {' | '.join(row)} |"
     yield ""
     yield f"    {command}"

@@ -98,6 +98,8 @@ def test_a_padded_host_is_the_same_machine() -> None:
 def test_a_machine_larger_than_a_padded_host_is_refused() -> None:
     with pytest.raises(InputError, match=r"machine\.vcpus: 17; a padded host has 16"):
         EpisodeFactory(load_scenario("prm-2020"), padded=True)
+    with pytest.raises(InputError, match="load generator runs on the last vCPU"):
+        EpisodeFactory(load_scenario("local"), padded=True)
 
 
 def test_a_job_cannot_arrive_after_the_load() -> None:

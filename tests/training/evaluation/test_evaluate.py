@@ -349,7 +349,7 @@ def test_a_named_trace(tmp_path):
     [
         ("cca-2025", ["checkpoints/best.zip", *comparison.REFERENCES]),
         ("cca-2024", ["checkpoints/cca-2024.zip", *comparison.REFERENCES]),
-        ("local", ["checkpoints/local.zip", "sequential", "concurrent"]),
+        ("local", ["checkpoints/local.zip", *comparison.REFERENCES]),
     ],
 )
 def test_without_a_policy_the_trained_one_meets_the_references(name, expected, capsys):

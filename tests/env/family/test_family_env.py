@@ -9,9 +9,9 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from env.action import edit_table
+from env.colocation import HOST_TRAITS, N_ACTIONS, N_FEATURES, N_TRAITS, slots_of
 from env.errors import InputError
 from env.family.drawing import drawn_names
-from env.family.environment import HOST_TRAITS, N_ACTIONS, N_FEATURES, N_TRAITS, slots_of
 from env.scenario import MAX_JOBS, load_scenario
 
 ID = "env.registration:coretide/Family-v0"

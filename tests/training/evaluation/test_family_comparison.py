@@ -1,0 +1,96 @@
+"""Policies on drawn scenarios: against whom they are compared, and what the report says."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from training.evaluation import comparison, ranking
+from training.evaluation.episodes import Run
+from training.evaluation.family_comparison import (
+    FamilyCell,
+    best_safe,
+    geometric_mean,
+    scenario_of_cell,
+)
+
+
+def run(makespan_s: float, violation_ratio: float, completed: bool = True) -> Run:
+    return Run(
+        1,
+        {"makespan_s": makespan_s, "violation_ratio": violation_ratio, "completed": completed},
+    )
+
+
+def makespan_s(runs: list[Run]) -> float:
+    return runs[0].makespan_s
+
+
+def test_the_best_rule_is_the_fastest_of_those_that_are_done_and_as_safe() -> None:
+    rules = [[run(50.0, 0.1)], [run(60.0, 0.0, completed=False)], [run(80.0, 0.0)]]
+    assert best_safe([run(70.0, 0.0)], rules, makespan_s) == 80.0
+    assert best_safe([run(70.0, 0.1)], rules, makespan_s) == 50.0
+    assert best_safe([run(70.0, 0.0)], rules[:2], makespan_s) is None
+
+
+def test_the_mean_of_ratios_is_geometric() -> None:
+    mean = geometric_mean([0.5, 2.0])
+    assert mean["geomean"] == pytest.approx(1.0)
+    low, high = mean["ci95"]
+    assert low * high == pytest.approx(1.0)
+    assert geometric_mean([])["geomean"] is None
+    assert geometric_mean([0.9])["ci95"] is None
+
+
+def test_a_report_on_drawn_scenarios(tmp_path: Path) -> None:
+    path = tmp_path / "family.json"
+    line = f"--family 2 --seed 0 --episodes 1 --policy first-come --bound 5 --json {path}"
+    comparison.main(line.split())
+    content = json.loads(path.read_text())
+    assert (content["family"], content["with_arrivals"]) == (2, 1)
+    (entry,) = content["policies"]
+    assert entry["name"] == "first-come"
+    assert entry["completed"] == 2
+    assert entry["ratio_to_best_safe_rule"]["geomean"] >= 1.0
+    assert entry["jct_ratio"] >= 1.0
+    assert entry["ratio_to_search"]["traces"] <= 2
+    assert [one["scenario"] for one in entry["runs"]] == ["family-report-0-0", "family-report-0-1"]
+    assert all(one["p95_jct_s"] >= one["mean_jct_s"] > 0.0 for one in entry["runs"])
+
+
+def test_jobs_follow_a_trace_scaled_to_the_scenario(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    times_s = [1000.0 * n**2 for n in range(40)]
+    trace.write_text("creation_time\n" + "\n".join(map(str, times_s)) + "\n")
+    scenario = scenario_of_cell(FamilyCell("family-report-0-3", (), 0, 1, str(trace)))
+    arrival_s = [job.arrival_s for job in scenario.jobs]
+    gaps = [after - before for before, after in pairwise(arrival_s)]
+    assert arrival_s[0] == 0.0
+    assert gaps == sorted(gaps)  # as in the trace, each gap is longer than the one before
+    assert gaps[-1] / gaps[0] < math.inf
+    assert scenario.load.duration_s > arrival_s[-1]
+
+
+@pytest.mark.parametrize(
+    ("main", "line", "said"),
+    [
+        (
+            comparison.main,
+            "--family 1 --scenario cca-2024",
+            "--scenario: does not go with",
+        ),
+        (comparison.main, "--arrivals x.csv", "--arrivals: goes with --family only"),
+        (comparison.main, "--family 1 --arrivals none.csv", "none.csv: cannot be read"),
+        (comparison.main, "--family 1 --policy nope", "unknown policy nope"),
+        (ranking.main, "--out x.md --family 1 --interval 5", "--interval: does not go with"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(main, line, said, capsys) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
