@@ -366,7 +366,17 @@ def profile_hash(profile: str) -> str:
     return _read_profile(profile)[1]
 
 
-def _read_profile(profile: str) -> tuple[dict[str, float], str]:
+def profile_traits(profile: str) -> dict[str, dict[str, float]]:
+    """
+    The parameters of a profile's jobs, by name (`env.physics.jobs.JOB_FIELDS`).
+
+    :param profile: a shipped profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    return _read_profile(profile)[2]
+
+
+def _read_profile(profile: str) -> tuple[dict[str, float], str, dict[str, dict[str, float]]]:
     """What the live side needs of a profile, without the compiler that the physics needs."""
     try:
         path = profile_path(profile)
@@ -405,10 +415,16 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, float], str]:
+def _profile_in(
+    path: Path, changed_ns: int
+) -> tuple[dict[str, float], str, dict[str, dict[str, float]]]:
     content = read_yaml(path, "a profile")
-    work_s = {name: float(job["work_s"]["value"]) for name, job in content["jobs"].items()}
-    return work_s, str(content.get("hash", ""))
+    traits = {
+        name: {field: float(parameter["value"]) for field, parameter in job.items()}
+        for name, job in content["jobs"].items()
+    }
+    work_s = {name: job["work_s"] for name, job in traits.items()}
+    return work_s, str(content.get("hash", "")), traits
 
 
 def load_scenario(name_or_path: str | Path) -> Scenario:
