@@ -107,7 +107,7 @@ def slots_of(scenario: Scenario, table: EditTable, slots: Slots) -> npt.NDArray[
     :param scenario: the problem
     :param table: its edits
     :param slots: what there is room for
-    :raises InputError: if there is no room for its jobs or vCPUs
+    :raises InputError: if there is no room for its jobs or vCPUs, or two edits have one slot
     """
     n_jobs, n_vcpus = len(scenario.jobs), scenario.machine.vcpus
     if n_jobs > slots.jobs or n_vcpus > slots.vcpus:
@@ -115,7 +115,13 @@ def slots_of(scenario: Scenario, table: EditTable, slots: Slots) -> npt.NDArray[
             f"scenario {scenario.name}: {n_jobs} jobs on {n_vcpus} vCPUs; "
             f"allowed are up to {slots.jobs} on {slots.vcpus}"
         )
-    return np.array([slots.of(table[edit], scenario) for edit in range(len(table))], np.int64)
+    found = np.array([slots.of(table[edit], scenario) for edit in range(len(table))], np.int64)
+    if len(np.unique(found)) < len(found):
+        raise InputError(
+            f"scenario {scenario.name}: a job may start with two thread counts of {MOST_THREADS} "
+            "or more; one such count is allowed"
+        )
+    return found
 
 
 def edits_of(slot_of: npt.NDArray[np.int64], slots: Slots) -> npt.NDArray[np.int64]:
