@@ -24,9 +24,9 @@ from agents.checkpoint import (
 from agents.ppo.attention_network import shapes
 from env.action import edit_table
 from env.errors import InputError
-from env.pointers import slots_of
 from env.scenario import Scenario
-from env.tokens import VERSION, Layout
+from env.sets.pointers import slots_of
+from env.sets.tokens import VERSION, Layout
 
 
 @dataclass(frozen=True)

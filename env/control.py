@@ -98,7 +98,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("worst_p95_us", real),  # largest reading of the probe, fading
         ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
-        # What the tokens remember of the jobs' runs (`env.tokens`).
+        # What the tokens remember of the jobs' runs (`env.sets.tokens`).
         ("job_known", whole, jobs),  # 1: the job has a profile
         ("job_use", real, jobs),  # CPU use lately, and the most so far [vCPUs]
         ("job_most_use", real, jobs),

@@ -25,10 +25,11 @@ MOST_FILES, MOST_LINES = 15, 600
 MAY_IMPORT = {
     "env": {"env/inputs", "env/simulator"},
     "env/inputs": {"env"},
+    "env/sets": {"env", "env/physics", "env/simulator"},
     "env/physics": {"env"},
     "env/simulator": {"env", "env/inputs", "env/physics"},
-    "agents": {"agents/ppo", "env", "env/inputs"},
-    "agents/ppo": {"agents", "env"},
+    "agents": {"agents/ppo", "env", "env/inputs", "env/sets"},
+    "agents/ppo": {"agents", "env", "env/sets"},
     "agents/rules": {"agents", "env"},
     "deploy": {
         *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/loop"),
@@ -64,6 +65,10 @@ MAY_IMPORT = {
         *("training", "training/evaluation", "training/imitation"),
         *("deploy", "deploy/linux", "agents", "agents/ppo"),
         *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/general": {
+        *("training", "training/evaluation", "training/imitation", "training/ppo"),
+        *("agents", "agents/ppo", "env", "env/sets", "env/simulator"),
     },
     "training/machine": {
         *("training", "training/analysis", "training/calibration", "training/calibration/logs"),

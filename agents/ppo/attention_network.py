@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.array_archive import Arrays
-from env.pointers import CORE, MOST_THREADS
-from env.tokens import HOST, JOB, SERVICE, VCPU, TokenTable
+from env.sets.pointers import CORE, MOST_THREADS
+from env.sets.tokens import HOST, JOB, SERVICE, VCPU, TokenTable
 
 OTHER, SELF, SIBLING, ON, HOLDS = range(5)
 """What one token is to another: nothing, itself, an SMT sibling, a job and a vCPU of it, memcached
@@ -19,8 +19,8 @@ KEY = 16
 
 START, PLACES, ON_CORE, PAUSE, QUERIES = slice(0, 3), slice(3, 5), slice(5, 8), 8, slice(9, None)
 """What a job's outputs are: starting by 1, l and l squared (l is log2 of threads); its place
-everywhere, background and normal; on a core, background and normal, or on one vCPU; its pause; three
-queries of such places."""
+everywhere, background and normal; on a core, background and normal, or on one vCPU; its pause;
+three queries of such places."""
 FROM_JOB, FROM_VCPU = 9 + 3 * KEY, 1 + KEY
 """Outputs of a job; of a vCPU, for the set of memcached that it names, and its key."""
 
@@ -63,7 +63,7 @@ def shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return named
 
 
-class AttentionNetwork:
+class SingleAttention:
     """
     The deterministic policy: the legal edit with the highest score.
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from agents.general_checkpoint import GeneralCheckpoint, read_general_checkpoint
-from agents.ppo.attention_network import AttentionNetwork
+from agents.ppo.attention_network import SingleAttention
 from agents.ppo.trained_policy import PPOPolicy
 from env.control import ControlState
 from env.scenario import Scenario, profile_work_s
+from env.sets.tokens import note_use_of_jobs, token_table, write_tokens
 from env.telemetry import Telemetry
-from env.tokens import note_use_of_jobs, token_table, write_tokens
 
 
 class GeneralPolicy(PPOPolicy):
@@ -46,7 +46,7 @@ class GeneralPolicy(PPOPolicy):
         layout = self.checkpoint.layout(scenario)
         self._begin(scenario, profile_work_s(scenario.profile))
         table = token_table(scenario, layout)
-        self._attention = AttentionNetwork(self.checkpoint.arrays, table)
+        self._attention = SingleAttention(self.checkpoint.arrays, table)
         self._offsets = layout.offsets
         # Python's own numbers are faster, one by one.
         self._sets, self._slot_of = table.sets.astype(object), table.slot_of.tolist()

@@ -15,14 +15,13 @@ import agents
 from agents.array_archive import Arrays
 from agents.checkpoint import WEIGHTS_ENTRY
 from agents.general_checkpoint import is_general, read_general_checkpoint
-from agents.ppo.attention_network import AttentionNetwork as NumpyNetwork
-from agents.ppo.attention_network import shapes
+from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
 from env.errors import InputError
-from env.pointers import edits_of
 from env.scenario import load_scenario
+from env.sets.pointers import edits_of, legal_slots
+from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from env.tokens import Layout, token_table
 from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
 from training.general.machines import Group, MixedVecEnv
@@ -75,7 +74,7 @@ def test_numpy_scores_like_torch(model: GeneralPPO, environments: MixedVecEnv, p
             logits = model.policy.network(sets)[0].numpy()
         for index in range(0, len(observations), 5):
             table = environments.groups[index // environments.each].tokens
-            network = NumpyNetwork(arrays, table)
+            network = SingleAttention(arrays, table)
             network.row[:] = observations[index]
             legal = sets.legal[index, table.slot_of] > 0.5
             theirs = logits[index, table.slot_of][legal]
@@ -115,13 +114,13 @@ def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: Mix
         slope = sum(float((g * d).sum()) for g, d in zip(found, direction, strict=True))
         losses = []
         with torch.no_grad():
-            for step in (1e-3, -1e-3):
+            for step in (3e-4, -3e-4):
                 for p, d in zip(parameters, direction, strict=True):
                     p += step * d
                 losses.append(float(loss()))
                 for p, d in zip(parameters, direction, strict=True):
                     p -= step * d
-        assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(slope, rel=0.03, abs=0.3)
+        assert (losses[0] - losses[1]) / 6e-4 == pytest.approx(slope, rel=0.02, abs=1.0)
 
 
 def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path) -> None:
@@ -133,14 +132,12 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path) -> 
     layout = Layout(7, 4)
     group = Group(EpisodeFactory(SCENARIO), 1, layout)
     group.begin(0, 4711, np.random.default_rng(1))
-    network = NumpyNetwork(read_general_checkpoint(path).arrays, group.tokens)
+    network = SingleAttention(read_general_checkpoint(path).arrays, group.tokens)
     edit_of = edits_of(group.tokens.slot_of, layout.slots)
     row = np.zeros((1, layout.size), np.float32)
     group.observe(0, row[0])
     terms, reward, ended = np.zeros((1, 4)), np.zeros(1, np.float32), np.zeros(1, np.int64)
     legal = np.zeros(len(layout.slots), np.float32)
-    from env.pointers import legal_slots
-
     for _ in range(400):
         network.row[:] = row[0]
         legal_slots(row[0], layout.offsets, legal)
@@ -175,9 +172,7 @@ def test_training_goes_on_where_it_stopped(
     resumed = new_model(environments)
     restore(resumed, path)
     assert resumed.num_timesteps == model.num_timesteps
-    pairs = zip(
-        model.policy.network.parameters(), resumed.policy.network.parameters(), strict=True
-    )
+    pairs = zip(model.policy.network.parameters(), resumed.policy.network.parameters(), strict=True)
     for one, other in pairs:
         assert torch.equal(one, other)
         state, restored = model.policy.optimizer.state[one], resumed.policy.optimizer.state[other]
@@ -204,12 +199,10 @@ def damaged(path: Path, tmp_path: Path, arrays: Arrays) -> Path:
 def test_arrays_that_do_not_fit_are_refused(path: Path, tmp_path: Path) -> None:
     arrays = dict(read_general_checkpoint(path).arrays)
     assert is_general(path)
-    for name in arrays:
+    for name in ("embed_0_weight", "biases_1", "look_0_bias", "there"):
         fewer = {key: value for key, value in arrays.items() if key != name}
         other = arrays | {name: np.zeros((3, 3, 3), np.float32)}
         for wrong in (fewer, other):
-            if {key: value.shape for key, value in wrong.items()} == arrays:
-                continue
             with pytest.raises(InputError, match="not those of an attention network"):
                 read_general_checkpoint(damaged(path, tmp_path, wrong))
     assert shapes(arrays) == {name: array.shape for name, array in arrays.items()}

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from agents.array_archive import Arrays
 from agents.ppo.attention_network import FROM_JOB, FROM_VCPU, RELATIONS
-from env.simulator.token_kernel import legal_slots_batch
-from env.tokens import HOST, JOB, SERVICE, VCPU, Layout
+from env.sets.token_kernel import legal_slots_batch
+from env.sets.tokens import HOST, JOB, SERVICE, VCPU, Layout
 from training.general.attention_kernels import (
     attend,
     attend_gradient,

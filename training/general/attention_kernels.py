@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from agents.ppo.attention_network import HOLDS, KEY, ON, OTHER, SELF, SIBLING
-from env.pointers import CORE, EVERYWHERE, MOST_THREADS
+from env.sets.pointers import CORE, EVERYWHERE, MOST_THREADS
 
 _FAST = {
     "error_model": "numpy", "cache": True, "nogil": True,
@@ -45,7 +45,7 @@ def count_tokens(observations, layout, starts, n_vcpus, n_jobs):  # type: ignore
     How many tokens each set has.
 
     :param observations: float32[B, size]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param starts: int64[B + 1, 2], receives where each set's members and relations begin
     :param n_vcpus: int64[B + 1], receives how many vCPUs the sets before have
     :param n_jobs: int64[B + 1], the same for jobs
@@ -74,7 +74,7 @@ def pack(  # type: ignore[no-untyped-def]
     Pack the tokens of all sets, kind by kind: hosts, memcacheds, vCPUs, jobs.
 
     :param observations: float32[B, size]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param starts: see `count_tokens`, as the next two
     :param vcpu_starts: int64[B + 1]
     :param job_starts: int64[B + 1]
@@ -84,7 +84,7 @@ def pack(  # type: ignore[no-untyped-def]
     :param jobs: float32[Tj, JOB], the jobs'
     :param where: int64[Tj], the place of each job in its row
     """
-    n_jobs, n_vcpus, service_at, vcpus_at, n_vcpu, siblings_at, jobs_at, n_job, cores_at = layout
+    n_jobs, n_vcpus, _, vcpus_at, n_vcpu, siblings_at, jobs_at, n_job, cores_at = layout
     count = observations.shape[0]
     first_job = 2 * count + vcpu_starts[count]
     for b in range(count):
@@ -298,7 +298,7 @@ def point(  # type: ignore[no-untyped-def]
     The scores of the legal slots.
 
     :param observations: float32[B, size]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param legal: float32[B, n_slots]
     :param vcpu_starts: see `count_tokens`, as the next
     :param job_starts: int64[B + 1]
@@ -354,7 +354,7 @@ def point_gradient(  # type: ignore[no-untyped-def]
     The gradient of `point`, whose arguments these are.
 
     :param observations: float32[B, size]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param legal: float32[B, n_slots]
     :param vcpu_starts: int64[B + 1]
     :param job_starts: int64[B + 1]

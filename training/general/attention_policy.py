@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from env.tokens import Layout
+from env.sets.tokens import Layout
 from training.general.attention import AttentionNetwork, Sets
 from training.ppo.adam import Adam
 from training.ppo.fast_ppo import FastPPO

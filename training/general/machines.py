@@ -16,16 +16,15 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from env.allocation import mask_of
 from env.codes import DONE, TRUNCATED
-from env.pointers import edits_of
 from env.reward import TERMS, UNIT_S
 from env.scenario import Scenario
-from env.simulator import kernel
+from env.sets.pointers import edits_of
+from env.sets.token_kernel import step_tokens_batch, write_row_at
+from env.sets.tokens import Layout, token_table
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, Variation, episode_summary
 from env.simulator.thread_pool import ThreadPool
-from env.simulator.token_kernel import step_tokens_batch, write_row_at
 from env.simulator.vector_env import HOSTS_AT_ONCE
-from env.tokens import Layout, token_table
 from training.evaluation.schedule_search import in_turn, run_schedule_at
 
 BASELINE_RETURN = 10.0
@@ -103,7 +102,7 @@ class Group:
         observations: npt.NDArray[np.float32],
     ) -> None:
         """
-        One decision on some of the machines; see `env.simulator.token_kernel.step_tokens_batch`.
+        One decision on some of the machines; see `env.sets.token_kernel.step_tokens_batch`.
 
         :param some: which machines
         :param chosen: int64[n], their slots

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from env.allocation import mask_of
+from env.sets.pointers import legal_slots
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.schedule_search import Schedule
 from training.general.attention_policy import AttentionPolicy
@@ -125,9 +126,7 @@ def imitate(
         fit(policy, data, epochs, rng, imitation)
 
 
-def random_slot(
-    group: Group, index: int, tokens: np.ndarray, rng: np.random.Generator
-) -> np.int64:
+def random_slot(group: Group, index: int, tokens: np.ndarray, rng: np.random.Generator) -> np.int64:
     """
     A legal slot at random.
 
@@ -136,8 +135,6 @@ def random_slot(
     :param tokens: float32[size], what it shows
     :param rng: the source
     """
-    from env.pointers import legal_slots
-
     legal = np.zeros(len(group.tokens.layout.slots), np.float32)
     legal_slots(tokens, group.offsets, legal)
     return np.int64(rng.choice(np.flatnonzero(legal)))

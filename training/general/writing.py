@@ -12,7 +12,7 @@ from agents.checkpoint import FORMAT, MAX_ARRAY_BYTES, TRAINING_ENTRY, opened
 from agents.general_checkpoint import read_general_checkpoint
 from env.errors import InputError
 from env.scenario import Scenario, profile_hash
-from env.tokens import VERSION
+from env.sets.tokens import VERSION
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
 from training.ppo.checkpoint_writing import write
 

@@ -4,8 +4,8 @@ Decisions of a policy that reads tokens and chooses slots, compiled.
 The same step as in `env.simulator.kernel`; what is seen and how an edit is named differ.
 """
 
-from env import pointers, tokens
 from env.physics.compiled import callable_from_kernel, compiled
+from env.sets import pointers, tokens
 from env.simulator import kernel
 
 callable_from_kernel(
@@ -24,10 +24,10 @@ def write_row(h, blank, sets, slot_of, layout, row):
     Write the tokens of a host.
 
     :param h: host row
-    :param blank: see `env.tokens.TokenTable`, as the next two
+    :param blank: see `env.sets.tokens.TokenTable`, as the next two
     :param sets: int64[n_sets, 2]
     :param slot_of: int64[n_edits]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param row: float32[size], receives the tokens
     """
     for index in range(blank.shape[0]):
@@ -53,7 +53,7 @@ def step_tokens_batch(
     :param hosts: structured array[B]
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
     :param targets: float64[B, n_intervals]
-    :param edit_of: int64[n_slots], see `env.pointers.edits_of`
+    :param edit_of: int64[n_slots], see `env.sets.pointers.edits_of`
     :param chosen: int64[B], each host's slot; one that is no edit keeps
     :param gamma: discount for the shaping term
     :param terms: float64[B, 4], receives the reward terms
@@ -62,7 +62,7 @@ def step_tokens_batch(
     :param blank: see `write_row`, as the next three
     :param sets: int64[n_sets, 2]
     :param slot_of: int64[n_edits]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param observations: float32[B, size], receives the tokens
     """
     for b in range(hosts.shape[0]):
@@ -75,10 +75,10 @@ def step_tokens_batch(
 @compiled
 def legal_slots_batch(observations, layout, legal):
     """
-    Mark the legal slots of B decisions (`env.pointers.legal_slots`).
+    Mark the legal slots of B decisions (`env.sets.pointers.legal_slots`).
 
     :param observations: float32[B, size]
-    :param layout: `env.tokens.Layout.offsets`
+    :param layout: `env.sets.tokens.Layout.offsets`
     :param legal: float32[B, n_slots], receives 1.0 or 0.0
     """
     for b in range(observations.shape[0]):

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from env.scenario import Scenario
 from env.reward import TERMS
+from env.scenario import Scenario
+from env.sets.tokens import Layout
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, Variation, episode_summary
-from env.tokens import Layout
 from training.general.attention_policy import AttentionPolicy
 from training.general.machines import Group
 from training.ppo.selection import SELECTION_ENTROPY

@@ -8,12 +8,12 @@ import pytest
 from env.action import edit_table, legal_edits
 from env.control import ControlState
 from env.errors import InputError
-from env.pointers import NO_EDIT, Slots, edits_of, slots_of
 from env.scenario import load_scenario, scenario_names
+from env.sets.pointers import NO_EDIT, Slots, edits_of, legal_slots, slots_of
+from env.sets.token_kernel import legal_slots_batch, step_tokens_batch, write_row_at
+from env.sets.tokens import Layout, token_table, write_tokens
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
-from env.simulator.token_kernel import legal_slots_batch, step_tokens_batch, write_row_at
-from env.tokens import Layout, token_table
 
 ROOMY = Layout(20, 17)
 
@@ -89,9 +89,6 @@ def test_legality_is_read_the_same_uncompiled() -> None:
     control = ControlState.initial(scenario, dict.fromkeys(scenario.job_names, 3.0))
     control.vcpu_busy_s = [0.0, 0.0]
     table = token_table(scenario, ROOMY)
-    from env.pointers import legal_slots
-    from env.tokens import write_tokens
-
     tokens, legal = table.blank.copy(), np.zeros(len(ROOMY.slots), np.float32)
     write_tokens(control, table.sets, table.slot_of, ROOMY.offsets, tokens)
     legal_slots(tokens, ROOMY.offsets, legal)

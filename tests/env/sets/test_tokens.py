@@ -7,11 +7,20 @@ import re
 import numpy as np
 import pytest
 
-from env import tokens
 from env.allocation import JobState
 from env.control import HISTORY, ControlState
 from env.scenario import Scenario, load_scenario
-from env.tokens import HOST, JOB, SERVICE, VCPU, Layout, note_use_of_jobs, token_table, write_tokens
+from env.sets import tokens
+from env.sets.tokens import (
+    HOST,
+    JOB,
+    SERVICE,
+    VCPU,
+    Layout,
+    note_use_of_jobs,
+    token_table,
+    write_tokens,
+)
 
 LAYOUT = Layout(7, 4)
 LARGEST = 4.5

@@ -1,8 +1,8 @@
 """
 Edits by the tokens they name, so that one network can choose among those of any scenario.
 
-A *slot* is an edit said in tokens (`env.tokens`): a kind, and the job, the vCPU or the number of
-threads it points at. The slots depend only on how many tokens there is room for, J jobs and C
+A *slot* is an edit said in tokens (`env.sets.tokens`): a kind, and the job, the vCPU or the number
+of threads it points at. The slots depend only on how many tokens there is room for, J jobs and C
 vCPUs; a scenario's edits (`env.action`) are some of them, one to one.
 
 | slots | edit | pointer |
@@ -140,8 +140,8 @@ def legal_slots(tokens, layout, legal):
     """
     Mark the legal slots, from what the tokens say; the same edits as `env.action.legal_edits`.
 
-    :param tokens: float[size], an observation (`env.tokens`)
-    :param layout: see `env.tokens.Layout.offsets`
+    :param tokens: float[size], an observation (`env.sets.tokens`)
+    :param layout: see `env.sets.tokens.Layout.offsets`
     :param legal: float[n_slots], receives 1.0 or 0.0
     """
     n_jobs, n_vcpus, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout

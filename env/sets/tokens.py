@@ -10,30 +10,33 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 
 | part | content |
 |---|---|
-| host, HOST | keeping is legal; a place on the whole machine exists at background, normal weight; |
-| | the SLO guard's level over its highest; last action changed nothing; time since the last |
-| | decision over the hold time; log2 of vCPUs / 4; share of vCPUs with a sibling; free share of |
-| | the memory; log2 of 1 + unfinished jobs / 4; share of them that has a profile; lg of the known |
-| | work left a vCPU; lg of the hold time, of the dwell times of a move and of a pause |
-| service, SERVICE | load and the HISTORY before it over the load's maximum; CPU use a vCPU it holds, |
-| | and a vCPU of the machine; log10 of the CPU time a request [us] / 2; largest load and CPU use a held vCPU of |
-| | the last second; lg of the times since the load moved, between its last two moves, since its |
-| | vCPUs grew; that one's share of the dwell time, at most 1; a probe runs; p95, its worst, its |
-| | worst in the refuge over the SLO, at most 2; log10 of the SLO in ms; |
-| | held share of vCPUs; share of the smallest set, of the refuge; threads a vCPU of the refuge |
-| vcpus, C x VCPU | it exists; memcached may get the set it names (`env.pointers`); places that begin |
-| | with it exist: a core at background, normal weight, itself alone; memcached holds it, |
-| | it lies in the smallest set, in the refuge; its sibling exists, memcached holds that one; busy |
-| | share; threads of normal, background jobs there / 4; busy share of the sibling; its number / C |
+| host, HOST | keeping is legal; a place on the whole machine exists at background, normal |
+| | weight; the SLO guard's level over its highest; last action changed nothing; time since the |
+| | last decision over the hold time; log2 of vCPUs / 4; share of vCPUs with a sibling; free |
+| | share of the memory; log2 of 1 + unfinished jobs / 4; share of them that has a profile; lg of |
+| | the known work left a vCPU; lg of the hold time, of the dwell times of a move and of a pause |
+| service, SERVICE | load and the HISTORY before it over the load's maximum; CPU use a vCPU it |
+| | holds, and a vCPU of the machine; log10 of the CPU time a request [us] / 2; largest load and |
+| | CPU use a held vCPU of the last second; lg of the times since the load moved, between its |
+| | last two moves, since its vCPUs grew; that one's share of the dwell time, at most 1; a probe |
+| | runs; p95, its worst, its worst in the refuge over the SLO, at most 2; log10 of the SLO in |
+| | ms; held share of vCPUs; share of the smallest set, of the refuge; threads a vCPU of the |
+| | refuge |
+| vcpus, C x VCPU | it exists; memcached may get the set it names (`pointers`); places that |
+| | begin with it exist: a core at background, normal weight, itself alone; memcached holds it, |
+| | it lies in the smallest set, in the refuge; its sibling exists, memcached holds that one; |
+| | busy share; threads of normal, background jobs there / 4; busy share of the sibling; its |
+| | number / C |
 | siblings, C | the sibling's number + 1, 0 without one |
 | jobs, J x JOB | it can start, be placed, be paused; it is pending, running, paused; it has a |
 | | profile; done share of the known work, at most 2; lg of the known work left, of the CPU time |
-| | used; its share of vCPUs, threads a vCPU it has / 4, log2 of threads / 4, background weight; CPU |
-| | use a vCPU it has, a thread, over the most so far; lg of the times since its start, its last |
-| | move, its last pause; its share of the memory; from the profile: lg of the work, serial |
-| | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch; for each |
-| | of 1 to MOST_THREADS threads whether it may start with so many |
-| cores, J x (C + 1) | vCPU belongs to the job; its place: 1 + the place's slot among the job's, or 0 |
+| | used; its share of vCPUs, threads a vCPU it has / 4, log2 of threads / 4, background weight; |
+| | CPU use a vCPU it has, a thread, over the most so far; lg of the times since its start, its |
+| | last move, its last pause; its share of the memory; from the profile: lg of the work, serial |
+| | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch; for |
+| | each of 1 to MOST_THREADS threads whether it may start with so many |
+| cores, J x (C + 1) | vCPU belongs to the job; its place: 1 + the place's slot among the job's, |
+| | or 0 |
 
 A job that has not arrived, or is done, has no token: all its numbers are 0. CPU use of jobs and
 vCPUs fades with `FADE_S`.
@@ -60,7 +63,8 @@ from env.allocation import mask_of
 from env.codes import BACKGROUND, NORMAL, PAUSED, PENDING, PLACE, RUNNING, START
 from env.control import HISTORY
 from env.guard import PAUSED_ALL
-from env.pointers import (
+from env.scenario import Scenario, profile_traits
+from env.sets.pointers import (
     CORE,
     EVERYWHERE,
     MOST_THREADS,
@@ -68,7 +72,6 @@ from env.pointers import (
     last_joined,
     slots_of,
 )
-from env.scenario import Scenario, profile_traits
 
 VERSION = 1
 """Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
@@ -103,8 +106,10 @@ class Layout:
     @property
     def offsets(self) -> tuple[int, ...]:
         """
-        For compiled code: J and C; where service and vCPUs begin, the numbers of a vCPU; where
-        siblings and jobs begin, the numbers of a job; where their vCPUs begin.
+        The same for compiled code.
+
+        J and C; where service and vCPUs begin, the numbers of a vCPU; where siblings and jobs
+        begin, the numbers of a job; where their vCPUs begin.
         """
         vcpus_at = HOST + SERVICE
         siblings_at = vcpus_at + self.vcpus * VCPU
@@ -127,7 +132,8 @@ class TokenTable:
     :param blank: float32[size], what never changes; a row begins as a copy of it
     :param edits: the scenario's edits
     :param slot_of: int64[n_edits], their slots
-    :param sets: int64[n_sets, 2], of each of memcached's sets the bit mask and the vCPU that names it
+    :param sets: int64[n_sets, 2], of each of memcached's sets the bit mask and the vCPU that names
+        it
     """
 
     layout: Layout
