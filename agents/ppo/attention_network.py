@@ -166,7 +166,8 @@ class SingleAttention:
         scores -= scores.max(axis=2, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=2, keepdims=True)
-        return (scores @ values).transpose(1, 0, 2).reshape(size, width)
+        mixed: npt.NDArray[np.float32] = scores @ values
+        return mixed.transpose(1, 0, 2).reshape(size, width)
 
     def _point(
         self,

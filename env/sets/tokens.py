@@ -194,10 +194,10 @@ def token_table(scenario: Scenario, layout: Layout) -> TokenTable:
             lg(work_s), serial, cores / 4.0, smt, 10.0 * sensitivity, pressure, lg(launch_s)
         )  # fmt: skip
     for edit, slot in enumerate(slot_of):
-        kind, job, *_ = table[edit]
-        inside = (slot - layout.slots.first_job) - job * layout.slots.per_job
+        kind, owner, *_ = table[edit]
+        inside = (slot - layout.slots.first_job) - owner * layout.slots.per_job
         if kind == START:
-            rows[job, 1 + len(TRAITS) + inside] = 1.0
+            rows[owner, 1 + len(TRAITS) + inside] = 1.0
         elif kind == PLACE and inside < CORE:
             blank[1 + inside - EVERYWHERE] = 1.0
         elif kind == PLACE and inside < CORE + 2 * n_vcpus:

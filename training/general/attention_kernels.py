@@ -21,10 +21,12 @@ _FAST = {
     "fastmath": {"contract", "nsz"},
 }  # fmt: skip
 _f32, _i32 = np.float32, np.int32
+_MOST = 64
+"""Tokens of a set at most."""
 
 
 @numba.njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
+def _exp(x):
     """Exponential of a float32 that is not positive, as in `training.ppo.loss_kernels`."""
     t = max(x * _f32(1.4426950408889634), _f32(-126.0))
     n = _i32(t + _f32(127.5)) - _i32(127)
@@ -40,7 +42,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**_FAST)
-def count_tokens(observations, layout, starts, n_vcpus, n_jobs):  # type: ignore[no-untyped-def]
+def count_tokens(observations, layout, starts, n_vcpus, n_jobs):
     """
     How many tokens each set has.
 
@@ -67,7 +69,7 @@ def count_tokens(observations, layout, starts, n_vcpus, n_jobs):  # type: ignore
 
 
 @numba.njit(**_FAST)
-def pack(  # type: ignore[no-untyped-def]
+def pack(
     observations, layout, starts, vcpu_starts, job_starts, members, relations, vcpus, jobs, where
 ):
     """
@@ -127,7 +129,7 @@ def pack(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**_FAST)
-def normalise(x, y, scales):  # type: ignore[no-untyped-def]
+def normalise(x, y, scales):
     """
     Divide each token by its root mean square.
 
@@ -152,7 +154,7 @@ def normalise(x, y, scales):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**_FAST)
-def normalise_gradient(y, scales, by_y, by_x):  # type: ignore[no-untyped-def]
+def normalise_gradient(y, scales, by_y, by_x):
     """
     The gradient of `normalise`.
 
@@ -176,7 +178,7 @@ def normalise_gradient(y, scales, by_y, by_x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**_FAST)
-def attend(qkv, biases, starts, members, relations, out, shares):  # type: ignore[no-untyped-def]
+def attend(qkv, biases, starts, members, relations, out, shares):
     """
     Attention of each token to those of its set.
 
@@ -191,9 +193,10 @@ def attend(qkv, biases, starts, members, relations, out, shares):  # type: ignor
     heads, width = biases.shape[0], out.shape[1]
     part = width // heads
     scale = _f32(1.0 / math.sqrt(part))
-    keys = np.zeros((part, 64), np.float32)
-    scores = np.zeros(64, np.float32)
-    mixed = np.zeros(part, np.float32)
+    # One head of one set at a time, in memory of its own, where indices are plain loop variables.
+    queries, values = np.zeros((2, _MOST, part), np.float32)
+    keys = np.zeros((part, _MOST), np.float32)
+    scores, mixed = np.zeros(_MOST, np.float32), np.zeros(part, np.float32)
     for b in range(starts.shape[0] - 1):
         at, size = starts[b, 0], starts[b + 1, 0] - starts[b, 0]
         wide = (size + 7) // 8 * 8
@@ -202,40 +205,42 @@ def attend(qkv, biases, starts, members, relations, out, shares):  # type: ignor
             for k in range(size):
                 token = members[at + k]
                 for e in range(part):
+                    queries[k, e] = qkv[token, first + e] * scale
                     keys[e, k] = qkv[token, width + first + e]
+                    values[k, e] = qkv[token, 2 * width + first + e]
             for i in range(size):
                 token, row = members[at + i], starts[b, 1] + i * size
                 for k in range(wide):
                     scores[k] = 0.0
                 for e in range(part):
-                    q = qkv[token, first + e] * scale
+                    query = queries[i, e]
                     for k in range(wide):
-                        scores[k] += q * keys[e, k]
+                        scores[k] += query * keys[e, k]
                 top = _f32(-1e30)
                 for k in range(size):
                     scores[k] += biases[head, relations[row + k]]
                     top = max(top, scores[k])
-                for k in range(size):
+                for k in range(size, wide):
+                    scores[k] = top
+                for k in range(wide):
                     scores[k] = _exp(scores[k] - top)
                 total = _f32(0.0)
                 for k in range(size):
                     total += scores[k]
                 total = _f32(1.0) / total
-                mixed[:] = 0.0
+                for e in range(part):
+                    mixed[e] = 0.0
                 for k in range(size):
                     share = scores[k] * total
                     shares[head, row + k] = share
-                    other = members[at + k]
                     for e in range(part):
-                        mixed[e] += share * qkv[other, 2 * width + first + e]
+                        mixed[e] += share * values[k, e]
                 for e in range(part):
                     out[token, first + e] = mixed[e]
 
 
 @numba.njit(**_FAST)
-def attend_gradient(  # type: ignore[no-untyped-def]
-    qkv, biases, starts, members, relations, shares, by_out, by_qkv, by_biases
-):
+def attend_gradient(qkv, biases, starts, members, relations, shares, by_out, by_qkv, by_biases):
     """
     The gradient of `attend`.
 
@@ -252,9 +257,9 @@ def attend_gradient(  # type: ignore[no-untyped-def]
     heads, width = biases.shape[0], by_out.shape[1]
     part = width // heads
     scale = _f32(1.0 / math.sqrt(part))
-    values = np.zeros((part, 64), np.float32)
-    slopes = np.zeros(64, np.float32)
-    by_q = np.zeros(part, np.float32)
+    queries, keys, outs, by_keys, by_values = np.zeros((5, _MOST, part), np.float32)
+    values = np.zeros((part, _MOST), np.float32)
+    slopes, by_query = np.zeros(_MOST, np.float32), np.zeros(part, np.float32)
     for b in range(starts.shape[0] - 1):
         at, size = starts[b, 0], starts[b + 1, 0] - starts[b, 0]
         wide = (size + 7) // 8 * 8
@@ -263,34 +268,43 @@ def attend_gradient(  # type: ignore[no-untyped-def]
             for k in range(size):
                 token = members[at + k]
                 for e in range(part):
+                    queries[k, e] = qkv[token, first + e] * scale
+                    keys[k, e] = qkv[token, width + first + e] * scale
                     values[e, k] = qkv[token, 2 * width + first + e]
+                    outs[k, e] = by_out[token, first + e]
+                    by_keys[k, e] = by_values[k, e] = 0.0
             for i in range(size):
                 token, row = members[at + i], starts[b, 1] + i * size
                 for k in range(wide):
                     slopes[k] = 0.0
                 for e in range(part):
-                    by = by_out[token, first + e]
+                    by = outs[i, e]
                     for k in range(wide):
                         slopes[k] += by * values[e, k]
                 mean = _f32(0.0)
                 for k in range(size):
                     mean += slopes[k] * shares[head, row + k]
-                by_q[:] = 0.0
+                for e in range(part):
+                    by_query[e] = 0.0
                 for k in range(size):
-                    other, share = members[at + k], shares[head, row + k]
+                    share = shares[head, row + k]
                     slope = share * (slopes[k] - mean)
                     by_biases[head, relations[row + k]] += slope
-                    slope *= scale
                     for e in range(part):
-                        by_q[e] += slope * qkv[other, width + first + e]
-                        by_qkv[other, width + first + e] += slope * qkv[token, first + e]
-                        by_qkv[other, 2 * width + first + e] += share * by_out[token, first + e]
+                        by_query[e] += slope * keys[k, e]
+                        by_keys[k, e] += slope * queries[i, e]
+                        by_values[k, e] += share * outs[i, e]
                 for e in range(part):
-                    by_qkv[token, first + e] = by_q[e]
+                    by_qkv[token, first + e] = by_query[e]
+            for k in range(size):
+                token = members[at + k]
+                for e in range(part):
+                    by_qkv[token, width + first + e] = by_keys[k, e]
+                    by_qkv[token, 2 * width + first + e] = by_values[k, e]
 
 
 @numba.njit(**_FAST)
-def point(  # type: ignore[no-untyped-def]
+def point(
     observations, layout, legal, vcpu_starts, job_starts, where, keep, from_vcpus, from_jobs, there,
     logits,
 ):  # fmt: skip
@@ -346,7 +360,7 @@ def point(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**_FAST)
-def point_gradient(  # type: ignore[no-untyped-def]
+def point_gradient(
     observations, layout, legal, vcpu_starts, job_starts, where, from_vcpus, from_jobs, slopes,
     by_keep, by_vcpus, by_jobs, by_there,
 ):  # fmt: skip

@@ -36,7 +36,7 @@ def test_scenarios_of_different_sizes_play_side_by_side() -> None:
     machines = MixedVecEnv([load_scenario("cca-2025"), load_scenario("local")], each=2, seed=1)
     observations = machines.reset()
     vcpus_at, numbers = machines.layout.offsets[3], machines.layout.offsets[4]
-    shown = observations[:, vcpus_at :: 1][:, : 4 * numbers].reshape(4, 4, numbers)[:, :, 0]
+    shown = observations[:, vcpus_at::1][:, : 4 * numbers].reshape(4, 4, numbers)[:, :, 0]
     assert shown.sum(axis=1).tolist() == [4, 4, 2, 2]
     for _ in range(20):
         observations, rewards, _, _ = machines.step(np.zeros(4, np.int64))
