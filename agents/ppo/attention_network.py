@@ -1,6 +1,7 @@
 """The attention network in NumPy: one decision at a time, of any scenario it is told of."""
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,7 +161,7 @@ class SingleAttention:
         size, width = x.shape
         looks = self._map(f"look_{layer}", x).reshape(size, 3, self._heads, -1)
         queries, keys, values = looks.transpose(1, 2, 0, 3)
-        scores = queries @ keys.transpose(0, 2, 1)
+        scores: Any = queries @ keys.transpose(0, 2, 1)
         scores *= np.float32(1.0 / math.sqrt(width // self._heads))
         scores += self._arrays[f"biases_{layer}"][:, relations]
         scores -= scores.max(axis=2, keepdims=True)

@@ -175,7 +175,8 @@ class Pointed(torch.autograd.Function):
             sets.where, from_vcpus.detach().numpy(), from_jobs.detach().numpy(),
             slopes.contiguous().numpy(), *(one.numpy() for one in results),
         )  # fmt: skip
-        return (*results, None)
+        by_keep, by_vcpus, by_jobs, by_there = results
+        return by_keep, by_vcpus, by_jobs, by_there, None
 
 
 class AttentionNetwork(nn.Module):

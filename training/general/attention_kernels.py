@@ -9,6 +9,7 @@ in this file: numba's cache does not see edits of another one.
 """
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from agents.ppo.attention_network import HOLDS, KEY, ON, OTHER, SELF, SIBLING
 from env.sets.pointers import CORE, EVERYWHERE, MOST_THREADS
 
-_FAST = {
+_FAST: dict[str, Any] = {
     "error_model": "numpy", "cache": True, "nogil": True,
     "fastmath": {"contract", "nsz"},
 }  # fmt: skip

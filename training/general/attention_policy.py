@@ -45,7 +45,7 @@ class AttentionPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.network = AttentionNetwork(**self.widths)
-        self.optimizer = self.optimizer_class(self.network.parameters(), lr=lr_schedule(1))
+        self.optimizer = Adam(self.network.parameters(), lr_schedule(1))
 
     def _sets(self, obs: PyTorchObs) -> Sets:
         assert isinstance(obs, Tensor)

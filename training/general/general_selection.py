@@ -45,7 +45,7 @@ def run_selection(
     while len(going):
         chosen = policy.best(observations[going])
         over = []
-        for slot, index in zip(chosen, going, strict=True):
+        for slot, index in zip(chosen, going.tolist(), strict=True):
             here = slice(index, index + 1)
             group.step(here, np.array([slot]), terms, rewards, ended, observations[here])
             if ended[0]:

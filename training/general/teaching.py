@@ -7,6 +7,7 @@ those only some are learned from, at the weight of all.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ def imitate(
     :param imitation: how long, and with which hyperparameters
     """
     rng = np.random.default_rng([seed, imitation.n_steps])
-    observations = environments.reset()
+    observations: Any = environments.reset()
     chosen: list[list[np.ndarray]] = [[], [], [], []]
     count, each = environments.num_envs, environments.each
     students = np.arange(count) % each < each // 2
@@ -110,7 +111,8 @@ def imitate(
             taken = told.copy()
             if turn:
                 taken[students] = policy.best(observations[students])
-            for index in np.flatnonzero(~students & (rng.random(count) < imitation.random_edits)):
+            astray = ~students & (rng.random(count) < imitation.random_edits)
+            for index in np.flatnonzero(astray).tolist():
                 group, own = environments.groups[index // each], index % each
                 taken[index] = random_slot(group, own, observations[index], rng)
             observations, rewards[step], ended[step], _ = environments.step(taken)
