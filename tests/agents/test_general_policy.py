@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import subprocess
 import sys
 import zipfile
@@ -17,11 +19,13 @@ from agents.checkpoint import WEIGHTS_ENTRY
 from agents.general_checkpoint import is_general, read_general_checkpoint
 from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
+from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
 from env.scenario import load_scenario
 from env.sets.pointers import edits_of, legal_slots
 from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
 from training.general.machines import Group, MixedVecEnv
@@ -98,7 +102,7 @@ def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
 
 def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: MixedVecEnv) -> None:
     """Against differences along a direction, for all weights at once."""
-    network = model.policy.network
+    network = copy.deepcopy(model.policy.network)
     sets = Sets(environments.reset(), environments.layout)
     weights = torch.from_numpy(sets.legal) * torch.randn(sets.legal.shape)
 
@@ -154,16 +158,28 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path) -> 
 
 
 def test_it_runs_scenarios_of_any_size(path: Path) -> None:
+    """On machines that show nothing but that time passes, it starts jobs that are all legal."""
     checkpoint = read_general_checkpoint(path)
     for name in ("local", "prm-2020", "cca-2024"):
         policy = GeneralPolicy(checkpoint, "general")
         scenario = load_scenario(name)
-        machine = SimulatedMachine(EpisodeFactory(scenario))
-        machine.begin(3, np.random.default_rng(3))
         policy.reset(scenario)
-        for _ in range(50):
-            machine.apply(policy.decide(machine.telemetry()))
-            machine.advance(machine.telemetry().time_s + policy.period_s, wake=True)
+        applied = Allocation(
+            scenario.service.core_choices[-1], dict.fromkeys(scenario.job_names, JobAllocation())
+        )
+        for step in range(30):
+            shown = Telemetry(
+                time_s=0.5 * step,
+                service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0 * math.sin(step) ** 2, 0.1),
+                vcpu_busy_s=(0.1 * step,) * scenario.machine.vcpus,
+                jobs={
+                    job: JobTelemetry(allocated.state, 0.1 * step)
+                    for job, allocated in applied.jobs.items()
+                },
+                applied=applied,
+            )
+            applied = policy.decide(shown).validate(scenario)
+        assert any(job.state is not JobState.PENDING for job in applied.jobs.values())
 
 
 def test_training_goes_on_where_it_stopped(

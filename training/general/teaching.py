@@ -122,9 +122,10 @@ def imitate(
             returns[step] = later
         chosen[2] += [row[some] for row, some in zip(returns, picked, strict=True)]
         data = [np.concatenate(part) for part in chosen[:3]]
-        if turn == 0:
+        seen = data[2][~np.isnan(data[2])]
+        if turn == 0 and len(seen):
             with torch.no_grad():
-                policy.network.value.bias.fill_(float(np.nanmean(data[2])))
+                policy.network.value.bias.fill_(float(seen.mean()))
         fit(policy, data, epochs, rng, imitation)
 
 
@@ -170,7 +171,8 @@ def fit(
         assert log_probs is not None
         known = ~returns[rows].isnan()
         errors = (values[:, 0] - returns[rows])[known]
-        loss = VALUE_WEIGHT * (errors * errors).mean() - (weights[rows] * log_probs).mean()
+        value_loss = (errors * errors).sum() / max(len(errors), 1)
+        loss = VALUE_WEIGHT * value_loss - (weights[rows] * log_probs).mean()
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(policy.network.parameters(), 1.0)
