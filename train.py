@@ -2,6 +2,7 @@
 Train a policy.
 
 python train.py --env sim --scenario cca-2025
+python train.py --recipe general
 python train.py --env vm --scenario local --resume checkpoints/local.zip
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.checkpoint import read_checkpoint
+from agents.general_checkpoint import read_general_checkpoint
 from deploy.commands import add_machine_options, settings_of
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, whole_number
@@ -25,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     command = OneLineParser(prog="train.py", description="Train a PPO policy.")
     add = command.add_argument
     add("--env", choices=["sim", "vm"], default="sim", help="the simulator, or this machine")
-    add("--scenario", default="cca-2025", help="a shipped scenario or a YAML file")
+    add("--scenario", help="a shipped scenario or a YAML file (cca-2025)")
     add("--recipe", help="a shipped recipe or a YAML file (default, or live with --env vm)")
     add(
         "--steps",
@@ -49,11 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
-        scenario = load_scenario(arguments.scenario)
         recipe_name = arguments.recipe or ("live" if arguments.env == "vm" else "default")
         recipe = load_recipe(recipe_name)
         if arguments.steps:
             recipe = recipe.model_copy(update={"steps": arguments.steps})
+        if recipe.scenarios:
+            train_for_any_scenario(arguments, recipe)
+            return
+        scenario = load_scenario(arguments.scenario or "cca-2025")
         name = f"{scenario.name}-{Path(recipe_name).stem}-{arguments.seed}"
         folder = arguments.out or Path("runs") / name
         if arguments.resume:
@@ -79,6 +84,33 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"stopped; {folder} has what was saved so far, if anything", file=sys.stderr)
             sys.exit(130)
     figures = ", ".join(f"{key} {value:.4g}" for key, value in dataclasses.asdict(best).items())
+    print(f"best of {folder} on the selection traces (simulated): {figures}")
+
+
+def train_for_any_scenario(arguments: argparse.Namespace, recipe: Recipe) -> None:
+    """
+    Train one network on the scenarios of a recipe, or on the one that is given.
+
+    :param arguments: what `parser` read
+    :param recipe: how to train
+    :raises InputError: if the checkpoint to go on from does not fit
+    """
+    if arguments.env == "vm":
+        raise InputError("--recipe: one for several scenarios is for the simulator only")
+    if arguments.scenario:
+        recipe = recipe.model_copy(update={"scenarios": (arguments.scenario,)})
+    for name in recipe.scenarios:
+        load_scenario(name)
+    if arguments.resume:
+        read_general_checkpoint(arguments.resume)
+    name = f"{Path(arguments.recipe).stem}-{arguments.seed}"
+    folder = arguments.out or Path("runs") / name
+    require_folder(folder)
+    # Imported late: torch takes seconds, and a wrong option should not.
+    from training.general.general_run import train_general
+
+    best = train_general(recipe, arguments.seed, folder, arguments.resume)
+    figures = ", ".join(f"{key} {value:.4g}" for key, value in best.items())
     print(f"best of {folder} on the selection traces (simulated): {figures}")
 
 

@@ -132,7 +132,7 @@ class Checkpoint:
         of_policy = sum(weight.size + bias.size for weight, bias in self.layers)
         moments = (of_policy + sum(math.prod(shape) for shape in shapes.values()),)
         shapes |= {"adam_mean": moments, "adam_square": moments, "adam_steps": ()}
-        with _opened(self.path) as archive:
+        with opened(self.path) as archive:
             arrays = read_arrays(archive, TRAINING_ENTRY, MAX_ARRAY_BYTES)
         if {name: array.shape for name, array in arrays.items()} != shapes:
             raise InputError(f"{self.path}: {TRAINING_ENTRY} does not fit its policy network")
@@ -162,7 +162,7 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
         or of another version
     """
     path = find_checkpoint(name)
-    with _opened(path) as archive:
+    with opened(path) as archive:
         metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
         arrays = read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
     _check_metadata(path, metadata)
@@ -189,8 +189,13 @@ def _what_fits(scenario: Scenario) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip file at `path`; whatever is wrong with it becomes an `InputError`."""
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """
+    The zip file of a checkpoint; whatever is wrong with it becomes an `InputError`.
+
+    :param path: of the file
+    :raises InputError: one line that says whether it is missing, truncated or not ours
+    """
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "not a file"

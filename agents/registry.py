@@ -52,10 +52,15 @@ def make(name_or_path: str | Path) -> Policy:
     """
     name, path = str(name_or_path), Path(name_or_path)
     if path.suffix == ".zip":
+        from agents.general_checkpoint import is_general
+
+        if is_general(path):
+            from agents.ppo.general_policy import GeneralPolicy
+
+            return GeneralPolicy.from_checkpoint(path)
         from agents.ppo.trained_policy import PPOPolicy
 
-        policy: Policy = PPOPolicy.from_checkpoint(path)
-        return policy
+        return PPOPolicy.from_checkpoint(path)
     if name in names():
         path = PARAMETER_FOLDER / f"{name}.yaml"
     elif path.suffix not in (".yaml", ".yml"):

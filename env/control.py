@@ -99,6 +99,15 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("worst_p95_us", real),  # largest reading of the probe, fading
         ("refuge_p95_us", real),  # the same while memcached held its refuge throughout
         ("decided_at_s", real),
+        # What the tokens remember of the jobs' runs (`env.sets.tokens`).
+        ("job_known", whole, jobs),  # 1: the job has a profile
+        ("job_use", real, jobs),  # CPU use lately, and the most so far [vCPUs]
+        ("job_most_use", real, jobs),
+        ("started_at_s", real, jobs),  # negative before
+        ("vcpu_use", real, vcpus),  # busy share lately
+        ("noted_cpu_s", real, jobs),  # readings when they were last taken in, and when
+        ("noted_busy_s", real, vcpus),
+        ("use_noted_s", real),
         ("kept", whole),  # 1 when the last action changed nothing
         ("settled", whole),  # 1: regulating the desired allocation again would change nothing
         # The SLO guard (`env.guard`).
@@ -171,6 +180,8 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         paused_at_s=[long_ago] * n_jobs,
         moved_at_s=[long_ago] * n_jobs,
         load_moved_at_s=0.0,
+        job_known=[1] * n_jobs,
+        started_at_s=[-1.0] * n_jobs,
         guard_back_off=1.0,
         guard_hot_s=long_ago,
         guard_cool_s=long_ago,

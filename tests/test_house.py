@@ -26,10 +26,11 @@ MAY_IMPORT = {
     "env": {"env/family", "env/inputs", "env/simulator"},
     "env/inputs": {"env"},
     "env/family": {"env", "env/inputs"},
+    "env/sets": {"env", "env/physics", "env/simulator"},
     "env/physics": {"env"},
     "env/simulator": {"env", "env/family", "env/inputs", "env/physics"},
-    "agents": {"agents/ppo", "env", "env/inputs"},
-    "agents/ppo": {"agents", "env"},
+    "agents": {"agents/ppo", "env", "env/inputs", "env/sets"},
+    "agents/ppo": {"agents", "env", "env/sets"},
     "agents/rules": {"agents", "env"},
     "deploy": {
         *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/loop"),
@@ -70,6 +71,10 @@ MAY_IMPORT = {
         *("training", "training/calibration", "training/calibration/logs", "training/evaluation"),
         *("training/ppo", "deploy/records", "agents"),
         *("env", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/general": {
+        *("training", "training/evaluation", "training/imitation", "training/ppo"),
+        *("agents", "agents/ppo", "env", "env/sets", "env/simulator"),
     },
     "training/machine": {
         *("training", "training/analysis", "training/calibration", "training/calibration/logs"),

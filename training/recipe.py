@@ -3,7 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from env.errors import InputError, validation_message
 from env.inputs.yaml_files import read_yaml
@@ -47,9 +55,30 @@ class Imitation(BaseModel):
     learning_rate: PositiveFloat
 
 
+class Network(BaseModel):
+    """
+    An attention network (`training.general.attention`).
+
+    :param width: of a token, a multiple of 8 and of the heads
+    :param heads: of the attention
+    :param wide: width between a layer's two linear maps
+    :param layers: number of layers
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    width: Annotated[int, Field(gt=0, multiple_of=8)]
+    heads: PositiveInt
+    wide: PositiveInt
+    layers: PositiveInt
+
+
 class Recipe(BaseModel):
     """
     How to train.
+
+    :param scenarios: what one network is trained on together, in place of a single scenario
+    :param network: its widths; none for a network of one scenario, whose widths are `hidden`
 
     :param steps: decisions over all machines; the last rollout is finished, at the final step size
     :param n_envs: simulated machines in parallel
@@ -80,6 +109,8 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    scenarios: tuple[str, ...] = ()
+    network: Network | None = None
     steps: PositiveInt
     n_envs: PositiveInt
     n_steps: PositiveInt
@@ -103,6 +134,12 @@ class Recipe(BaseModel):
     imitation: Imitation | None = None
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
+
+    @model_validator(mode="after")
+    def _network_for_scenarios(self) -> "Recipe":
+        if bool(self.scenarios) != (self.network is not None):
+            raise ValueError("scenarios: go with a network, and a network with scenarios")
+        return self
 
 
 def recipe_names() -> list[str]:

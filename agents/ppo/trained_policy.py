@@ -1,5 +1,6 @@
 """The trained PPO policy, run with NumPy: what the live agent executes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +57,16 @@ class PPOPolicy:
         :raises InputError: if the policy was trained for other actions or observations
         """
         self.checkpoint.require_scenario(scenario)
+        self._begin(scenario, self.checkpoint.metadata["job_work_s"])
+
+    def _begin(self, scenario: Scenario, job_work_s: Mapping[str, float]) -> None:
+        """Begin an episode; `job_work_s` scales the jobs' progress."""
         self._scenario = scenario
         self.period_s = scenario.control.period_s
         self._names = scenario.job_names
         # Python's own numbers are faster, one by one.
         self._rows = edit_table(scenario).rows.astype(object)
-        self._control = ControlState.initial(scenario, self.checkpoint.metadata["job_work_s"])
+        self._control = ControlState.initial(scenario, job_work_s)
         self._masks = KnownMasks(self._rows)
         self._first = True
         self._seen: Allocation | None = None
@@ -89,14 +94,18 @@ class PPOPolicy:
             self._first = False
         else:
             remember(control)
-        observe(control, control.n_vcpus, self._network.features)
-        edit = self._network.choose(self._masks.penalty(control))
+        edit = self._choose(control)
         if decide_edit(control, self._rows, edit):
             self._note_desired()
         shift_history(control)
         loop = self._scenario.control
         self.period_s = loop.hold_s if control.kept else loop.period_s
         return self._desired_value
+
+    def _choose(self, control: ControlState) -> int:
+        """The network's edit for what the control row shows."""
+        observe(control, control.n_vcpus, self._network.features)
+        return self._network.choose(self._masks.penalty(control))
 
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control

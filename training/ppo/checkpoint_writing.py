@@ -70,6 +70,22 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
     :raises OSError: if it cannot be written; what was there before is untouched
     """
     actor, _ = linear_layers(model.policy)
+    write(model, path, metadata, layer_arrays(actor), training_arrays(model))
+
+
+def write(
+    model: PPO, path: Path, metadata: dict[str, Any], weights: Arrays, training: Arrays
+) -> None:
+    """
+    Write a checkpoint's file, as `save_checkpoint` does, of whatever network.
+
+    :param model: the trained model
+    :param path: the file
+    :param metadata: what it was trained for
+    :param weights: of the policy
+    :param training: what else is needed to go on
+    :raises OSError: if it cannot be written; what was there before is untouched
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -77,8 +93,8 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
             model.save(file, exclude=("_last_obs", "_last_episode_starts"))  # 1 MB, never read
             with zipfile.ZipFile(file, "a") as archive:
                 archive.writestr(METADATA_ENTRY, json.dumps(metadata, indent=1))
-                archive.writestr(WEIGHTS_ENTRY, _npz(layer_arrays(actor)))
-                archive.writestr(TRAINING_ENTRY, _npz(training_arrays(model)))
+                archive.writestr(WEIGHTS_ENTRY, _npz(weights))
+                archive.writestr(TRAINING_ENTRY, _npz(training))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -99,6 +99,7 @@ class ActorCritic:
 
         :param observations: float32[B, n_features + A]
         """
+        self.masks = observations.numpy()
         features = observations[:, : self.n_features]
         return self.actor.forward(features), self.critic.forward(features)
 
@@ -150,8 +151,7 @@ class FastPPO(PPO):
     def _setup_model(self) -> None:
         super()._setup_model()
         if (
-            not isinstance(self.policy, MaskedActorCriticPolicy)
-            or self.policy.activation_fn is not nn.ReLU
+            not self._suits()
             or self.device.type != "cpu"
             or self.use_sde
             or self.clip_range_vf is not None
@@ -160,6 +160,19 @@ class FastPPO(PPO):
                 "FastPPO needs a MaskedActorCriticPolicy of ReLU layers on the CPU, "
                 "without SDE and without value clipping; train others with PPO"
             )
+
+    def _suits(self) -> bool:
+        """Whether the policy is one that `_worker` knows."""
+        policy = self.policy
+        return isinstance(policy, MaskedActorCriticPolicy) and policy.activation_fn is nn.ReLU
+
+    def _worker(self) -> ActorCritic:
+        """The policy's networks, for one thread."""
+        return ActorCritic(self.policy, ROWS_AT_ONCE)
+
+    def _trained(self) -> list[nn.Parameter]:
+        """Weights and biases, in the order of the gradients that a worker computes."""
+        return parameters(self.policy)
 
     def collect_rollouts(
         self,
@@ -183,7 +196,7 @@ class FastPPO(PPO):
             buffer.reset()
         buffer.pos, buffer.full = 0, False
         pool = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
+        networks = [self._worker() for _ in range(pool.size)]
         piece = min(ROWS_AT_ONCE, -(-env.num_envs // pool.size))
         pieces = [slice(b, b + piece) for b in range(0, env.num_envs, piece)]
 
@@ -195,7 +208,7 @@ class FastPPO(PPO):
             logits, values = network.forward(torch.from_numpy(observations))
             draw_actions(
                 logits.numpy(),
-                observations,
+                network.masks,
                 luck[some],
                 buffer.actions[n_steps, some, 0],
                 buffer.log_probs[n_steps, some],
@@ -248,9 +261,9 @@ class FastPPO(PPO):
         advantages = decisions[:, 2]
 
         pool = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
+        networks = [self._worker() for _ in range(pool.size)]
         # Each piece of a minibatch has a gradient of its own: sums do not depend on the threads.
-        trained = parameters(self.policy)
+        trained = self._trained()
         sizes = [p.numel() for p in trained]
         n_pieces = -(-min(self.batch_size, len(observations)) // ROWS_AT_ONCE)
         gradients = torch.empty(n_pieces, sum(sizes))
@@ -274,7 +287,7 @@ class FastPPO(PPO):
             loss_gradient(
                 logits.numpy(),
                 values.numpy(),
-                seen.numpy(),
+                network.masks,
                 taken.numpy(),
                 coefficients,
                 sums[index],

@@ -1,0 +1,104 @@
+"""
+Reading the checkpoint of a network for any scenario: arrays and JSON only, as `agents.checkpoint`.
+
+It has the same entries. Its metadata says how the tokens are written instead of naming features and
+actions, and its weights are those of an attention network, by the names and in the shapes of
+`agents.ppo.attention_network.shapes`.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.array_archive import Arrays, read_arrays, read_json
+from agents.checkpoint import (
+    FORMAT,
+    MAX_ARRAY_BYTES,
+    MAX_METADATA_BYTES,
+    METADATA_ENTRY,
+    WEIGHTS_ENTRY,
+    find_checkpoint,
+    opened,
+)
+from agents.ppo.attention_network import shapes
+from env.action import edit_table
+from env.errors import InputError
+from env.scenario import Scenario
+from env.sets.pointers import slots_of
+from env.sets.tokens import VERSION, Layout
+
+
+@dataclass(frozen=True)
+class GeneralCheckpoint:
+    """
+    A trained network for any scenario.
+
+    :param path: the file
+    :param metadata: version of the tokens, the scenarios it was trained on, evaluation figures
+    :param arrays: of the network
+    """
+
+    path: Path
+    metadata: dict[str, Any]
+    arrays: Arrays
+
+    def layout(self, scenario: Scenario) -> Layout:
+        """
+        Room for a scenario's tokens.
+
+        :param scenario: what it is to run
+        :raises InputError: if two of its edits have one name
+        """
+        layout = Layout(len(scenario.jobs), scenario.machine.vcpus)
+        slots_of(scenario, edit_table(scenario), layout.slots)
+        return layout
+
+    def warn(self, scenario: Scenario) -> None:
+        """
+        Make sure that the network can run a scenario; there is nothing to warn of.
+
+        :param scenario: what it is to run
+        :raises InputError: if it cannot
+        """
+        self.layout(scenario)
+
+
+def is_general(name: str | Path) -> bool:
+    """
+    Whether a checkpoint is one for any scenario; False also for what is no checkpoint at all.
+
+    :param name: a path, or the name of a file in `checkpoints/`
+    """
+    try:
+        with zipfile.ZipFile(find_checkpoint(name)) as archive:
+            metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
+    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, InputError):
+        return False
+    return isinstance(metadata, dict) and "tokens_version" in metadata
+
+
+def read_general_checkpoint(name: str | Path) -> GeneralCheckpoint:
+    """
+    Read a checkpoint for any scenario.
+
+    :param name: a path, or the name of a file in `checkpoints/`
+    :raises InputError: one line that says whether it is missing, truncated, not ours, too large,
+        or of another version
+    """
+    path = find_checkpoint(name)
+    with opened(path) as archive:
+        metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
+        arrays = read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
+    if not isinstance(metadata, dict) or "tokens_version" not in metadata:
+        raise InputError(f"{path}: not a checkpoint for any scenario")
+    for field, known in (("format", FORMAT), ("tokens_version", VERSION)):
+        if metadata.get(field) != known:
+            raise InputError(f"{path}: {field} {metadata.get(field)!r}; this version reads {known}")
+    try:
+        fits = {key: array.shape for key, array in arrays.items()} == shapes(arrays)
+    except (KeyError, ValueError):
+        fits = False
+    if not fits:
+        raise InputError(f"{path}: its arrays are not those of an attention network")
+    return GeneralCheckpoint(path, metadata, arrays)

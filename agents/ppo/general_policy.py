@@ -1,0 +1,62 @@
+"""The network for any scenario, run with NumPy: the trained policy with other eyes and words."""
+
+from pathlib import Path
+
+from agents.general_checkpoint import GeneralCheckpoint, read_general_checkpoint
+from agents.ppo.attention_network import SingleAttention
+from agents.ppo.trained_policy import PPOPolicy
+from env.control import ControlState
+from env.scenario import Scenario, profile_work_s
+from env.sets.tokens import note_use_of_jobs, token_table, write_tokens
+from env.telemetry import Telemetry
+
+
+class GeneralPolicy(PPOPolicy):
+    """
+    A trained policy for any scenario, behind the `Policy` protocol.
+
+    :param checkpoint: what to run
+    :param name: what tables call it
+    """
+
+    checkpoint: GeneralCheckpoint  # type: ignore[assignment]
+
+    def __init__(self, checkpoint: GeneralCheckpoint, name: str):
+        self.name = name
+        self.checkpoint = checkpoint
+        self.period_s = 0.0
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> "GeneralPolicy":
+        """
+        Read a policy.
+
+        :param path: a checkpoint's path, or its name in `checkpoints/`
+        :raises InputError: if the file is not a checkpoint this version can run
+        """
+        return cls(read_general_checkpoint(path), name=str(path))
+
+    def reset(self, scenario: Scenario) -> None:
+        """
+        Begin an episode.
+
+        :param scenario: the problem
+        :raises InputError: if it has edits that no pointer tells apart
+        """
+        layout = self.checkpoint.layout(scenario)
+        self._begin(scenario, profile_work_s(scenario.profile))
+        table = token_table(scenario, layout)
+        self._attention = SingleAttention(self.checkpoint.arrays, table)
+        self._offsets = layout.offsets
+        # Python's own numbers are faster, one by one.
+        self._sets, self._slot_of = table.sets.astype(object), table.slot_of.tolist()
+
+    def _choose(self, control: ControlState) -> int:
+        """The network's edit for what the control row shows."""
+        note_use_of_jobs(control)
+        write_tokens(control, self._sets, self._slot_of, self._offsets, self._attention.tokens)
+        return self._attention.choose(self._masks.penalty(control))
+
+    def _read(self, telemetry: Telemetry) -> None:
+        super()._read(telemetry)
+        self._control.vcpu_busy_s = telemetry.vcpu_busy_s

@@ -1,0 +1,5 @@
+"""
+How is one network trained for any scenario?
+
+Its attention over tokens, the machines of many scenarios side by side, its teachers, and PPO.
+"""
