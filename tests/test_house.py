@@ -56,7 +56,7 @@ MAY_IMPORT = {
         *("env", "env/inputs", "env/physics", "env/simulator"),
     },
     "training/evaluation": {
-        *("training", "training/calibration/logs", "deploy/records", "agents"),
+        *("training", "training/analysis", "training/calibration/logs", "deploy/records", "agents"),
         *("env", "env/family", "env/inputs", "env/physics", "env/simulator"),
     },
     "training/imitation": {

@@ -20,11 +20,13 @@ and for every job's state, vCPUs, weight and quota):
   writes it where a job is done and where memcached completes the last interval alone.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from env.codes import DONE
 from env.control import control_fields
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS
@@ -198,3 +200,17 @@ class HostFields:
             self._scalars[name][0] = value
         else:
             vars(self)[name][:] = value
+
+
+def fill_padding(host: Any) -> None:
+    """
+    Make every job one that is done from the start, and every vCPU one without a sibling.
+
+    :param host: a host row
+    """
+    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
+        host[name] = DONE
+    for name in ("lands_s", "move_lands_s", "start_s"):
+        host[name] = math.inf
+    host["sibling"] = host["batch_sibling"] = -1
+    host["job_work_s"] = 1.0

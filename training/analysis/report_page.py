@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter
 
 from env.errors import InputError
 from training.analysis.findings import ALONE, CALM, SOURCES, STRAINED, Queueing
-from training.palette import PALETTE
+from training.analysis.palette import PALETTE
 
 GREEN, ORANGE, RED = "#8fd19e", "#ffc078", "#f28b82"
 MARKERS = "osD^v<>p*"

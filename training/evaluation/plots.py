@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from env.allocation import JobState
 from env.scenario import Scenario
+from training.analysis.palette import PALETTE
 from training.evaluation.timeline import Recording, Span
-from training.palette import PALETTE
 
 LOAD_COLOUR, SERVICE_COLOUR, FINE_COLOUR, BAD_COLOUR = "#555555", "#333333", "#56B4E9", "#D55E00"
 

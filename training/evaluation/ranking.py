@@ -31,6 +31,7 @@ from env.inputs.commandline import OneLineParser, number, require_writable, whol
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import load_profile
+from training.analysis.palette import PALETTE
 from training.evaluation.bound import bound_report
 from training.evaluation.episodes import run_episodes, starts_from
 from training.evaluation.family_comparison import (
@@ -42,7 +43,6 @@ from training.evaluation.family_comparison import (
 )
 from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
 from training.outputs import write_json
-from training.palette import PALETTE
 from training.processes import process_pool
 
 GENERAL = Path("checkpoints/general.zip")
