@@ -20,11 +20,13 @@ and for every job's state, vCPUs, weight and quota):
   writes it where a job is done and where memcached completes the last interval alone.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from env.codes import DONE
 from env.control import control_fields
 from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS
@@ -163,6 +165,22 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("term_sums", real, (len(TERMS),)),
     ]
     return np.dtype(fields, align=True)
+
+
+def fill_padding(hosts: npt.NDArray[Any]) -> None:
+    """
+    Make every job one that is done from the start, and every vCPU one without a sibling.
+
+    What a scenario has is written over it; the rest is room that nothing happens in.
+
+    :param hosts: structured array[B] of zeros
+    """
+    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
+        hosts[name] = DONE
+    for name in ("lands_s", "move_lands_s", "start_s"):
+        hosts[name] = math.inf
+    hosts["sibling"] = hosts["batch_sibling"] = -1
+    hosts["job_work_s"] = 1.0
 
 
 class HostFields:

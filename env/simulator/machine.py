@@ -34,7 +34,7 @@ from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
 from env.scenario import MAX_JOBS, MOST_VCPUS, Scenario
 from env.simulator import kernel
-from env.simulator.host import TURNS, HostFields, host_dtype
+from env.simulator.host import TURNS, HostFields, fill_padding, host_dtype
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
@@ -293,7 +293,7 @@ class EpisodeFactory:
             true_state=states,
             sent_state=values["state"],
         )
-        _fill_padding(host[0])
+        fill_padding(host)
         for name, value in values.items():
             given = np.asarray(value)
             first: tuple[Any, ...] = (0, *map(slice, given.shape))
@@ -330,16 +330,6 @@ def _padded_size(scenario: Scenario, profile: Profile) -> tuple[int, int]:
             f"a padded host has {MOST_VCPUS}"
         )
     return MAX_JOBS, MOST_VCPUS
-
-
-def _fill_padding(host: Any) -> None:
-    """Make every job one that is done from the start, and every vCPU one without a sibling."""
-    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
-        host[name] = JobState.DONE
-    for name in ("lands_s", "move_lands_s", "start_s"):
-        host[name] = math.inf
-    host["sibling"] = host["batch_sibling"] = -1
-    host["job_work_s"] = 1.0
 
 
 def _scatter(
