@@ -168,6 +168,22 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
+def fill_padding(hosts: npt.NDArray[Any]) -> None:
+    """
+    Make every job one that is done from the start, and every vCPU one without a sibling.
+
+    What a scenario has is written over it; the rest is room that nothing happens in.
+
+    :param hosts: structured array[B] of zeros
+    """
+    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
+        hosts[name] = DONE
+    for name in ("lands_s", "move_lands_s", "start_s"):
+        hosts[name] = math.inf
+    hosts["sibling"] = hosts["batch_sibling"] = -1
+    hosts["job_work_s"] = 1.0
+
+
 class HostFields:
     """
     One host's fields as attributes: arrays are views of its memory, scalars are read and set.
