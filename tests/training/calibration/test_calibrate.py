@@ -435,7 +435,7 @@ def test_probabilities_are_scored_by_group_and_together():
         ("b", np.full(2, 300.0), np.full(2, 1e-3)),
     ):
         tally.intervals.append(RunIntervals(group, measured, simulated, simulated[None]))
-    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=0.3))
+    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=1e-3))
     told = tally.report("none", scatters)["violations"]
     a, b = told["groups"]["a"], told["groups"]["b"]
     assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
