@@ -15,6 +15,9 @@ from training.violations import drawn_violations, fit_scatter, violation_probabi
 CURVE = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 """Limits of the probabilities that one point of the calibration curve stands for."""
 
+LIKELY = 0.03
+"""About the share of all intervals that violate: above it, one is more probable than usual."""
+
 LEAST_PROBABILITY = 1e-6
 """No violation is held for less probable, nor for more certain than 1 minus this."""
 
@@ -175,13 +178,10 @@ class Tally:
         """Scores of the verdict that an interval violates where its simulated p95 does."""
         simulated_us, violated = _joined(self.intervals, self.slo_us)
         alarmed = simulated_us > self.slo_us
-        recall = _share(alarmed[violated])
-        kept = _share(~alarmed[~violated])
-        balanced = None if recall is None or kept is None else (recall + kept) / 2.0
         return {
             "precision": _share(violated[alarmed]),
-            "recall": recall,
-            "balanced_accuracy": balanced,
+            "recall": _share(alarmed[violated]),
+            "balanced_accuracy": _balanced_accuracy(alarmed, violated),
             "simulated": int(alarmed.sum()),
         }
 
@@ -194,6 +194,7 @@ class Tally:
             "measured": int(violated.sum()),
             "auc": _auc(simulated_us, violated),
             **dict.fromkeys(("expected", "log_loss", "brier", "runs_within_90", "curve")),
+            "balanced_accuracy_likely": None,
         }
         if not runs or any(run.group not in scatters for run in runs):
             return scores
@@ -207,6 +208,7 @@ class Tally:
             within.append(low <= (run.measured_us > self.slo_us).sum() <= high)
         return scores | {
             "auc": _auc(probability, violated),
+            "balanced_accuracy_likely": _balanced_accuracy(probability > LIKELY, violated),
             "expected": round(float(probability.sum()), 1),
             "log_loss": round(_log_loss(probability, violated), 4),
             "brier": round(float(np.mean((probability - violated) ** 2)), 4),
@@ -249,6 +251,14 @@ def _curve(probability: FloatArray, violated: npt.NDArray[np.bool_]) -> list[dic
 def _share(flags: npt.NDArray[np.bool_]) -> float | None:
     """Share of the flags that are set; None of none."""
     return round(float(flags.mean()), 4) if len(flags) else None
+
+
+def _balanced_accuracy(
+    alarmed: npt.NDArray[np.bool_], violated: npt.NDArray[np.bool_]
+) -> float | None:
+    """Mean of the shares called rightly, of intervals that violate and of others."""
+    recall, kept = _share(alarmed[violated]), _share(~alarmed[~violated])
+    return None if recall is None or kept is None else (recall + kept) / 2.0
 
 
 def _auc(simulated_us: FloatArray, violated: npt.NDArray[np.bool_]) -> float | None:

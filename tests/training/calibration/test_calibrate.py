@@ -439,6 +439,7 @@ def test_probabilities_are_scored_by_group_and_together():
     told = tally.report("none", scatters)["violations"]
     a, b = told["groups"]["a"], told["groups"]["b"]
     assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
+    assert told["balanced_accuracy_likely"] == 0.75  # all of a, none of b
     assert (a["log_loss"], a["brier"]) == (round(np.log(2.0), 4), 0.25)
     assert (b["expected"], b["measured"], b["auc"], b["log_loss"]) == (0.0, 0, None, 0.0)
     assert (told["expected"], told["runs_within_90"]) == (2.0, 1.0)
