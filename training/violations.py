@@ -28,6 +28,15 @@ Far below the SLO p95 scatter otherwise, and no interval violates.
 """
 
 
+VERDICTS = 10.0
+"""
+What an interval's being violated counts in the fit of the scatter, against its p95.
+
+Few violate, so p95 alone would say little of how far the tail reaches. From 1 to 20 the log loss of
+groups left out differs by 1 %.
+"""
+
+
 def violation_probability(simulated_us: FloatArray, slo_us: float, scatter: Scatter) -> FloatArray:
     """
     How probable it is that each interval's p95 is above the SLO.
@@ -63,7 +72,9 @@ def fit_scatter(
     simulated_us: FloatArray, measured_us: FloatArray, slo_us: float, weights: FloatArray
 ) -> Scatter | None:
     """
-    The scatter that makes measured p95 near the SLO most probable; None where there are none.
+    The scatter that makes measured p95 near the SLO, and violations, most probable.
+
+    None where no p95 is near the SLO.
 
     :param simulated_us: float64[draws, n], simulated p95 [us]
     :param measured_us: float64[n], measured p95 [us]
@@ -73,12 +84,17 @@ def fit_scatter(
     near = np.maximum(simulated_us.max(axis=0), measured_us) > NEAR * slo_us
     if not near.any():
         return None
+    violated = measured_us[near] > slo_us
     error = np.log(measured_us[near] / np.maximum(simulated_us[:, near], LEAST_US))
 
     def surprise(x: FloatArray) -> float:
         spread = np.exp(x[1])
         density = (2.0 + ((error - x[0]) / spread) ** 2) ** -1.5 / spread
-        return -float(weights[near] @ np.log(density.mean(axis=0)))
+        scatter = Scatter(mean=float(x[0]), spread=float(spread))
+        probability = violation_probability(simulated_us[:, near], slo_us, scatter)
+        given = np.where(violated, probability, 1.0 - probability)
+        told = np.log(density.mean(axis=0)) + VERDICTS * np.log(given)
+        return -float(weights[near] @ told)
 
     start = [[0.0, np.log(0.05)], [-0.05, np.log(0.05)], [0.0, np.log(0.1)]]
     found = minimize(surprise, start[0], method="Nelder-Mead", options={"initial_simplex": start}).x
