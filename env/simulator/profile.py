@@ -83,6 +83,20 @@ class Background(BaseModel):
     kernel: str = Field(min_length=1)
 
 
+class Scatter(BaseModel):
+    """
+    How ln(measured p95 / simulated p95) is distributed: Student's t with two degrees of freedom.
+
+    :param mean: below 0 where the simulator's p95 are too high
+    :param spread: the distribution's scale
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mean: float = Field(allow_inf_nan=False)
+    spread: float = Field(gt=0.0, allow_inf_nan=False)
+
+
 class Profile(BaseModel):
     """
     Fitted parameters of one kind of VM.
@@ -102,6 +116,7 @@ class Profile(BaseModel):
     :param vm_speed: how memcached's capacity differs from VM to VM of this type
     :param vms: the VMs of the fit, by group and letter (scans) or day (runs)
     :param background: how background work yielded, if that is known
+    :param scatter: how measured p95 scatter around simulated ones, if runs have told
     :param hash: SHA-256 of the content; a file whose hash does not match is refused
     """
 
@@ -122,6 +137,7 @@ class Profile(BaseModel):
     vm_speed: Parameter
     vms: dict[str, Vm] = {}
     background: Background | None = None
+    scatter: Scatter | None = None
     hash: str = ""
 
     @model_validator(mode="after")
@@ -263,7 +279,7 @@ def content_hash(profile: Profile) -> str:
 
 def _empty(profile: Profile) -> set[str]:
     """Sections that came later than the first profiles, whose hashes they must not change."""
-    return {name for name in ("costs", "background") if not getattr(profile, name)}
+    return {name for name in ("costs", "background", "scatter") if not getattr(profile, name)}
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:

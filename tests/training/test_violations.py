@@ -1,43 +1,42 @@
-"""A simulated p95 says how probable a violation is, and how many a run may have."""
+"""Simulated p95 say how probable a violation is, and how many a run may have."""
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
-from env.simulator.profile import load_profile
-from training.violations import (
-    Scatter,
-    drawn_violations,
-    fit_scatter,
-    scatter_of,
-    violation_probability,
-)
+from env.simulator.profile import Scatter
+from training.violations import drawn_violations, fit_scatter, violation_probability
 
-SCATTER = Scatter(mean=-0.2, spread=0.3)
+SCATTER = Scatter(mean=-0.2, spread=0.1)
 
 
 def test_a_higher_p95_violates_more_probably():
     simulated_us = np.array([0.0, 100.0, 600.0, 800.0, 800.0 * np.exp(0.2), 5000.0])
     probability = violation_probability(simulated_us, 800.0, SCATTER)
     assert (np.diff(probability) > 0.0).all()
-    assert probability[0] < 1e-9 and probability[-1] > 1.0 - 1e-6
+    assert probability[0] < 1e-3 and probability[-1] > 0.99
     assert probability[4] == pytest.approx(0.5)
+    above = (np.log(600.0 / 800.0) - 0.2) / 0.1
+    assert probability[2] == pytest.approx(student_t.cdf(above, 2))
 
 
-def test_draws_keep_the_expectation_and_are_wider_than_independent_intervals():
-    simulated_us = np.full(200, 600.0)
-    expected = violation_probability(simulated_us, 800.0, SCATTER).sum()
-    drawn = drawn_violations(simulated_us, 800.0, SCATTER)
-    assert drawn.mean() == pytest.approx(expected, rel=0.1)
-    assert drawn.std() > 2.0 * np.sqrt(expected)
-    assert (drawn_violations(simulated_us, 800.0, SCATTER) == drawn).all()
+def test_a_probability_is_the_mean_over_draws():
+    drawn_us = np.array([[400.0, 900.0], [1600.0, 900.0]])
+    by_draw = [violation_probability(drawn, 800.0, SCATTER) for drawn in drawn_us]
+    together = violation_probability(drawn_us, 800.0, SCATTER)
+    assert together == pytest.approx(np.mean(by_draw, axis=0))
+
+
+def test_draws_keep_the_expectation_and_are_wider_where_the_vm_is_not_known():
+    known_us = np.full(200, 800.0)
+    unknown_us = np.stack([known_us * 0.8, known_us / 0.8])
+    expected = violation_probability(unknown_us, 800.0, SCATTER).sum()
+    drawn = drawn_violations(unknown_us, 800.0, SCATTER)
+    assert drawn.mean() == pytest.approx(expected, rel=0.05)
+    assert drawn.std() > 2.0 * drawn_violations(known_us, 800.0, SCATTER).std()
+    assert (drawn_violations(unknown_us, 800.0, SCATTER) == drawn).all()
     assert (drawn_violations(np.zeros(0), 800.0, SCATTER) == 0).all()
 
 
-@pytest.mark.parametrize("violated", [True, False])
-def test_a_scatter_needs_violations_and_others(violated):
-    assert fit_scatter(np.full(9, 700.0), np.full(9, violated), 800.0) is None
-
-
-@pytest.mark.parametrize(("name", "told"), [("cca-2025", True), ("local", False)])
-def test_scatter_is_known_where_runs_were_measured(name, told):
-    assert (scatter_of(load_profile(name)) is not None) == told
+def test_a_scatter_needs_intervals_near_the_slo():
+    assert fit_scatter(np.full((1, 9), 300.0), np.full(9, 310.0), 800.0, np.ones(9)) is None

@@ -288,7 +288,7 @@ def fit_jobs(
 
     free = np.concatenate([low, np.full(n_extra, -1.0)])
     top = np.concatenate([high, np.full(n_extra, 1.0)])
-    found = least_squares(residuals, x0, bounds=(free, top), x_scale="jac", max_nfev=200)
+    found = least_squares(residuals, x0, bounds=(free, top), x_scale="jac", max_nfev=500)
     params, host = _unpack(names, found.x)
     margin = 1e-3
     stuck = tuple(

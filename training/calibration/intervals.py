@@ -27,7 +27,7 @@ from training.calibration.logs.traces import RunTrace, Stretch, between, stretch
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-SHORTEST_INTERVAL_S = 4.0
+SHORTEST_INTERVAL_S = 1.5
 """Shorter ones say more about the controller's timing than about latency."""
 
 RUNS_PER_GROUP = 22
@@ -115,7 +115,7 @@ def read_intervals(
         if not run.moves_logged:
             remarks.append(Remark("events", run.run, -1, "left out: memcached's moves not logged"))
         elif np.median(run.interval_end_s - run.interval_start_s) < SHORTEST_INTERVAL_S:
-            remarks.append(Remark("intervals", run.run, -1, "left out: intervals under 4 s"))
+            remarks.append(Remark("intervals", run.run, -1, "left out: intervals under 1.5 s"))
         else:
             usable.append(run)
     for group in sorted({run.group for run in usable}):

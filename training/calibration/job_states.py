@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from env.codes import BACKGROUND, NORMAL
-from training.calibration.logs.course import JOBS, VCPUS
+from env.physics.service import service_occupancy
+from training.calibration.logs.course import JOBS, SIBLINGS, VCPUS
 from training.calibration.logs.traces import RunningJob, RunTrace, between, stretches
 
 FloatArray = npt.NDArray[np.float64]
@@ -137,3 +138,21 @@ class _LoadIntegral:
         total = self.total[cores - 1]
         low, high = np.interp([begin, end], self.edges, total)
         return float(high - low)
+
+
+def fitted_occupancy(service: FloatArray) -> Occupancy:
+    """
+    How busy memcached's vCPUs are while batch jobs keep the others busy.
+
+    :param service: float64[len(SERVICE_FIELDS)], the fitted parameters
+    """
+
+    def occupancy(qps: FloatArray, width: int) -> FloatArray:
+        mask = (1 << width) - 1
+        equal = np.array([0.0 if (mask >> c) & 1 else 1.0 for c in range(VCPUS)])
+        nobody = np.zeros(VCPUS)
+        return np.array(
+            [service_occupancy(load, 2, mask, SIBLINGS, nobody, equal, service) for load in qps]
+        )
+
+    return occupancy

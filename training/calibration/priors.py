@@ -74,7 +74,7 @@ SERVICE_PRIORS: dict[str, Prior] = {
     "speed_latency": Prior(0.3, 0.3, 0.01, 1.0, "1", _SCANS),
     "batch_latency": Prior(0.02, 1.0, 1e-4, 0.5, "1/vCPU", _RUNS),
     "pressure_latency": Prior(0.02, 1.0, 1e-4, 0.5, "1", _RUNS),
-    "equal_share": Prior(0.5, 0.01, 0.3, 0.7, "1", f"equal cgroup weights; {_PART_1}"),
+    "equal_share": Prior(0.5, 0.001, 0.3, 0.7, "1", f"equal cgroup weights; {_PART_1}"),
     "equal_exponent": Prior(4.0, 0.5, 0.5, 40.0, "1", _RUNS),
     "equal_latency": Prior(2.3, 0.3, 0.1, 10.0, "1", _PART_1),
     "background_latency": Prior(0.03, 0.8, 1e-4, 1.0, "1", _WIDE),

@@ -120,7 +120,7 @@ def build_script(run: RunTrace, closed: bool, load_lag_s: float) -> Script:
     begin_s = min(run.first_start_s, float(run.interval_start_s[0]))
     events = [(max(moved, begin_s), SERVICE, -1, float(mask)) for moved, mask in run.service_moves]
     for start, end, qps in zip(run.interval_start_s, run.interval_end_s, run.qps, strict=True):
-        events += [(start + load_lag_s, LOAD, -1, qps), (end, CLOSE, -1, 0.0)]
+        events += [(start + load_lag_s, LOAD, -1, qps), (end + load_lag_s, CLOSE, -1, 0.0)]
     events.append((run.interval_end_s[-1] + load_lag_s, LOAD, -1, 0.0))
     start_s = np.array([job.start_s for job in run.jobs])
     predecessor = np.full(len(run.jobs), -1)

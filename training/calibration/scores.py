@@ -7,12 +7,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import mannwhitneyu
 
+from env.simulator.profile import Scatter
 from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import FloatArray, Replay
-from training.violations import Scatter, drawn_violations, fit_scatter, violation_probability
+from training.violations import drawn_violations, fit_scatter, violation_probability
 
 CURVE = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 """Limits of the probabilities that one point of the calibration curve stands for."""
+
+LIKELY = 0.03
+"""About the share of all intervals that violate: above it, one is more probable than usual."""
 
 LEAST_PROBABILITY = 1e-6
 """No violation is held for less probable, nor for more certain than 1 minus this."""
@@ -39,22 +43,25 @@ class RunIntervals(NamedTuple):
     :param group: the group whose log the run is from
     :param measured_us: float64[n], measured p95 [us]
     :param simulated_us: float64[n], simulated p95 [us]
+    :param drawn_us: float64[draws, n], the same where VM and lag are drawn [us]
     """
 
     group: str
     measured_us: FloatArray
     simulated_us: FloatArray
+    drawn_us: FloatArray
 
 
-def intervals_of(run: RunTrace, opened: Replay) -> RunIntervals:
+def intervals_of(run: RunTrace, opened: Replay, drawn_us: FloatArray) -> RunIntervals:
     """
     What is compared of a run: the intervals that overlap its batch window.
 
     :param run: what was measured
     :param opened: its open replay
+    :param drawn_us: float64[draws, n_intervals], p95 of replays of what the run may have been [us]
     """
     window = (run.interval_end_s > run.first_start_s) & (run.interval_start_s < run.last_end_s)
-    return RunIntervals(run.group, run.p95_us[window], opened.p95_us[window])
+    return RunIntervals(run.group, run.p95_us[window], opened.p95_us[window], drawn_us[:, window])
 
 
 def scatter_around(runs: Sequence[RunIntervals], slo_us: float) -> Scatter | None:
@@ -64,8 +71,21 @@ def scatter_around(runs: Sequence[RunIntervals], slo_us: float) -> Scatter | Non
     :param runs: intervals of runs whose memcached moves are logged
     :param slo_us: the latency objective [us]
     """
-    simulated_us, violated = _joined(runs, slo_us)
-    return fit_scatter(simulated_us, violated, slo_us)
+    if not runs:
+        return None
+    # Intervals of one group repeat one controller on few VMs: they are not independent.
+    size = {run.group: 0 for run in runs}
+    for run in runs:
+        size[run.group] += len(run.measured_us)
+    weights = [
+        np.full(len(run.measured_us), size[run.group] ** -0.5) for run in runs if size[run.group]
+    ]
+    return fit_scatter(
+        np.concatenate([run.drawn_us for run in runs], axis=1),
+        np.concatenate([run.measured_us for run in runs]),
+        slo_us,
+        np.concatenate(weights),
+    )
 
 
 class Tally:
@@ -86,11 +106,12 @@ class Tally:
         self.per_run: list[dict[str, Any]] = []
         self.groups: dict[str, dict[str, int]] = {}
 
-    def add(self, run: RunTrace, opened: Replay, closed: Replay) -> None:
+    def add(self, run: RunTrace, compared: RunIntervals, opened: Replay, closed: Replay) -> None:
         """
         Count one run in.
 
         :param run: what was measured
+        :param compared: its intervals
         :param opened: its open replay
         :param closed: its closed replay
         """
@@ -101,7 +122,6 @@ class Tally:
             self.job_rows.append(JobRow(job.name, float(seconds), float(simulated)))
         makespan = float(closed.end_s.max() - run.first_start_s)
         self.makespans.append(abs(makespan / run.makespan_s - 1.0))
-        compared = intervals_of(run, opened)
         hit = compared.measured_us > self.slo_us
         group = self.groups.setdefault(run.group, {"runs": 0, "intervals": 0, "violations": 0})
         group["runs"] += 1
@@ -158,13 +178,10 @@ class Tally:
         """Scores of the verdict that an interval violates where its simulated p95 does."""
         simulated_us, violated = _joined(self.intervals, self.slo_us)
         alarmed = simulated_us > self.slo_us
-        recall = _share(alarmed[violated])
-        kept = _share(~alarmed[~violated])
-        balanced = None if recall is None or kept is None else (recall + kept) / 2.0
         return {
             "precision": _share(violated[alarmed]),
-            "recall": recall,
-            "balanced_accuracy": balanced,
+            "recall": _share(alarmed[violated]),
+            "balanced_accuracy": _balanced_accuracy(alarmed, violated),
             "simulated": int(alarmed.sum()),
         }
 
@@ -177,21 +194,21 @@ class Tally:
             "measured": int(violated.sum()),
             "auc": _auc(simulated_us, violated),
             **dict.fromkeys(("expected", "log_loss", "brier", "runs_within_90", "curve")),
+            "balanced_accuracy_likely": None,
         }
         if not runs or any(run.group not in scatters for run in runs):
             return scores
         probability = np.concatenate(
-            [
-                violation_probability(run.simulated_us, self.slo_us, scatters[run.group])
-                for run in runs
-            ]
+            [violation_probability(run.drawn_us, self.slo_us, scatters[run.group]) for run in runs]
         )
         within = []
         for run in runs:
-            drawn = drawn_violations(run.simulated_us, self.slo_us, scatters[run.group])
+            drawn = drawn_violations(run.drawn_us, self.slo_us, scatters[run.group])
             low, high = np.quantile(drawn, (0.05, 0.95))
             within.append(low <= (run.measured_us > self.slo_us).sum() <= high)
         return scores | {
+            "auc": _auc(probability, violated),
+            "balanced_accuracy_likely": _balanced_accuracy(probability > LIKELY, violated),
             "expected": round(float(probability.sum()), 1),
             "log_loss": round(_log_loss(probability, violated), 4),
             "brier": round(float(np.mean((probability - violated) ** 2)), 4),
@@ -234,6 +251,14 @@ def _curve(probability: FloatArray, violated: npt.NDArray[np.bool_]) -> list[dic
 def _share(flags: npt.NDArray[np.bool_]) -> float | None:
     """Share of the flags that are set; None of none."""
     return round(float(flags.mean()), 4) if len(flags) else None
+
+
+def _balanced_accuracy(
+    alarmed: npt.NDArray[np.bool_], violated: npt.NDArray[np.bool_]
+) -> float | None:
+    """Mean of the shares called rightly, of intervals that violate and of others."""
+    recall, kept = _share(alarmed[violated]), _share(~alarmed[~violated])
+    return None if recall is None or kept is None else (recall + kept) / 2.0
 
 
 def _auc(simulated_us: FloatArray, violated: npt.NDArray[np.bool_]) -> float | None:

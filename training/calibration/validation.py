@@ -10,7 +10,6 @@ which parameters, and `training.calibration.scores` what is compared.
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,19 @@ from rich.console import Console
 
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, require_writable
-from env.simulator.profile import Profile, load_profile
+from env.simulator.profile import Profile, Scatter, load_profile
 from training.calibration.logs.course import DEFAULT_SLO_US, JOBS, SLO_US
 from training.calibration.logs.run_logs import read_runs
 from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import Replay, replay
-from training.calibration.run_parameters import KnownVms, left_out_physics, profile_physics
+from training.calibration.run_parameters import (
+    KnownVms,
+    left_out_physics,
+    profile_physics,
+    scatter_of,
+)
 from training.calibration.scores import Tally, intervals_of, scatter_around
 from training.outputs import write_json
-from training.violations import Scatter, scatter_of
 
 
 def validate(
@@ -59,14 +62,13 @@ def validate(
     vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
     tally = Tally(slo_us)
     overlays: dict[str, tuple[RunTrace, Replay]] = {}
-    physics, scatter = profile_physics(profile), scatter_of(profile)
+    physics, scatter = profile_physics(profile), profile.scatter
     scatters: dict[str, Scatter] = {}
     for group in dict.fromkeys(run.group for run in tables.runs):
         if cross_validate:
             physics = left_out_physics(data, profile, tables.runs, group)
-            others = [run for run in tables.runs if run.group != group and run.moves_logged]
-            replays = [replay(run, vms.on_vm(physics, run), closed=False) for run in others]
-            scatter = scatter_around(list(map(intervals_of, others, replays)), slo_us)
+            others = [run for run in tables.runs if run.group != group]
+            scatter = scatter_of(others, physics, vms, slo_us)
             console.print(f"refitted without {group}", markup=False, highlight=False)
         if scatter is not None:
             scatters[group] = scatter
@@ -75,22 +77,21 @@ def validate(
                 continue
             own = vms.on_vm(physics, run)
             opened = replay(run, own, closed=False)
-            tally.add(run, opened, replay(run, own, closed=True))
+            tally.add(
+                run,
+                intervals_of(run, opened, vms.drawn_p95(physics, run)),
+                opened,
+                replay(run, own, closed=True),
+            )
             overlays.setdefault(group, (run, opened))
     report = tally.report(profile.name, scatters)
-    report["scatter"] = _rounded(scatter_around(tally.intervals, slo_us))
+    scatter = scatter_around(tally.intervals, slo_us)
+    report["scatter"] = None if scatter is None else scatter.model_dump()
     report["cross_validated"] = cross_validate
     report["skipped"] = tables.summary()
     if plots is not None:
         draw(plots, tally, overlays)
     return report
-
-
-def _rounded(scatter: Scatter | None) -> dict[str, float] | None:
-    """A scatter for JSON."""
-    if scatter is None:
-        return None
-    return {name: round(value, 3) for name, value in asdict(scatter).items()}
 
 
 def draw(folder: Path, tally: Tally, overlays: Mapping[str, tuple[RunTrace, Replay]]) -> None:

@@ -26,7 +26,7 @@ from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable
 from env.physics.jobs import JOB_FIELDS, PRESSURE
 from env.physics.parameters import HOST_FIELDS
-from env.physics.service import SERVICE_FIELDS, service_occupancy
+from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import Parameter, Profile, save_profile
 from training.calibration.fit_jobs import (
     JobFit,
@@ -37,11 +37,19 @@ from training.calibration.fit_jobs import (
     read_scaling,
 )
 from training.calibration.fit_service import fit_service
-from training.calibration.job_states import Occupancy, build_states
-from training.calibration.logs.course import BATCH_SIBLINGS, JOBS, SERVERS, SIBLINGS, VCPUS
+from training.calibration.job_states import Occupancy, build_states, fitted_occupancy
+from training.calibration.logs.course import (
+    BATCH_SIBLINGS,
+    DEFAULT_SLO_US,
+    JOBS,
+    SERVERS,
+    SLO_US,
+    VCPUS,
+)
 from training.calibration.logs.run_logs import count_by_group, read_runs
 from training.calibration.logs.tables import Remark, summarise
 from training.calibration.logs.traces import RunTrace
+from training.calibration.run_parameters import KnownVms, profile_physics, scatter_of
 from training.calibration.scans import read_points
 from training.statistics import significant
 
@@ -146,24 +154,6 @@ def scanned_occupancy(data: Path, year: int) -> Occupancy:
     return lambda qps, width: np.minimum(1.0, qps / capacity[width - 1])
 
 
-def fitted_occupancy(service: FloatArray) -> Occupancy:
-    """
-    How busy memcached's vCPUs are while batch jobs keep the others busy.
-
-    :param service: float64[len(SERVICE_FIELDS)], the fitted parameters
-    """
-
-    def occupancy(qps: FloatArray, width: int) -> FloatArray:
-        mask = (1 << width) - 1
-        equal = np.array([0.0 if (mask >> c) & 1 else 1.0 for c in range(VCPUS)])
-        nobody = np.zeros(VCPUS)
-        return np.array(
-            [service_occupancy(load, 2, mask, SIBLINGS, nobody, equal, service) for load in qps]
-        )
-
-    return occupancy
-
-
 def _left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
@@ -244,7 +234,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
     } | service.fit_error
     for what, error in fit_error.items():
         note(f"{what}: {error:.4g}")
-    return Profile(
+    profile = Profile(
         name=name,
         description=f"{edition.description}; fitted to {len(jobs.runs)} public runs",
         sources=(
@@ -262,6 +252,10 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
         vm_speed=service.vm_speed,
         vms=service.vms,
     )
+    slo_us = SLO_US.get(edition.year, DEFAULT_SLO_US)
+    vms = KnownVms(jobs.runs, slo_us, profile.vm_speed.spread)
+    scatter = scatter_of(jobs.runs, profile_physics(profile), vms, slo_us)
+    return profile.model_copy(update={"scatter": scatter})
 
 
 def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parameter]]:

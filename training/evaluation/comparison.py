@@ -51,7 +51,6 @@ from training.evaluation.figures import (
 from training.evaluation.schedule_search import EVALUATIONS
 from training.evaluation.timeline import IntervalRecorder, TimelineRecorder
 from training.outputs import write_json
-from training.violations import scatter_of
 
 REFERENCES = ("sequential", "concurrent", "threshold-groups")
 
@@ -161,7 +160,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
         starts = repeats_of(arguments.trace_seed, arguments.seed, arguments.episodes or 1)
     regulated = not arguments.no_regulator
     # A drawn physics already holds a part of what measured p95 scatter by.
-    scatter = None if variation.physics or variation.error else scatter_of(profile)
+    scatter = None if variation.physics or variation.error else profile.scatter
     results, expected = [], []
     console = Console(stderr=True)
     for policy in policies:

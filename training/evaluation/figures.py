@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from env.scenario import Scenario
-from env.simulator.profile import Profile, content_hash
+from env.simulator.profile import Profile, Scatter, content_hash
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run
 from training.evaluation.timeline import Interval
 from training.statistics import mean_and_ci95
-from training.violations import Scatter, drawn_violations, violation_probability
+from training.violations import drawn_violations, violation_probability
 
 FloatArray = npt.NDArray[np.float64]
 

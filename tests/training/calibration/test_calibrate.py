@@ -15,7 +15,7 @@ import pytest
 
 from env.errors import InputError
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
-from env.simulator.profile import load_profile, save_profile
+from env.simulator.profile import Scatter, load_profile, save_profile
 from training.calibration import fit_jobs as fitting
 from training.calibration import fit_service
 from training.calibration import validation as validation
@@ -32,7 +32,6 @@ from training.calibration.scores import RunIntervals, Tally, scatter_around
 from training.calibration.service_problem import Problem
 from training.calibration.validation import validate
 from training.calibration.year_profile import calibrate, check
-from training.violations import Scatter
 
 CAPACITY_QPS = (120e3, 180e3, 200e3, 200e3)
 PROFILE = load_profile("cca-2025")
@@ -135,7 +134,8 @@ def test_a_fit_on_a_bound_is_refused(tmp_path):
 
 
 def test_validation_of_unseen_runs(tmp_path):
-    report = validate(write_tables(tmp_path, 2), PROFILE)
+    profile = PROFILE.model_copy(update={"scatter": Scatter(mean=0.0, spread=0.05)})
+    report = validate(write_tables(tmp_path, 2), profile)
     assert report["runs"] == 2 and len(report["per_run"]) == 2
     assert set(report["per_run"][0]) >= {
         "run",
@@ -384,15 +384,29 @@ def test_known_traps_are_said(tmp_path):
 @pytest.mark.parametrize(("run_s", "asked_s", "count"), [(1000.27, 9.0, 112), (960.4, 2.75, 350)])
 def test_a_run_that_ends_within_an_interval_does_not_shorten_the_others(run_s, asked_s, count):
     """1000 s are 112 intervals of 9 s, the last one cut; the log makes them 8.93 s each."""
+    mended = whole_intervals(evenly(run_s, count))
+    begun_s = run_s % 1.0
+    assert mended["t_start_s"].to_numpy() == pytest.approx(begun_s + np.arange(count) * asked_s)
+    assert mended["t_end_s"].iloc[-1] == pytest.approx(begun_s + count * asked_s)
+
+
+def evenly(run_s, count):
+    """Intervals as the log gives them: the run over their number."""
     starts = np.arange(count) * run_s / count
-    rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + run_s / count})
-    mended = whole_intervals(rows)
-    assert mended["t_start_s"].to_numpy() == pytest.approx(np.arange(count) * asked_s)
-    assert mended["t_end_s"].iloc[-1] == pytest.approx(count * asked_s)
+    return pd.DataFrame({"t_start_s": starts, "t_end_s": starts + run_s / count})
 
 
-@pytest.mark.parametrize("count", [1, 20, 40, 86, 180])
-@pytest.mark.parametrize("length_s", [1.001, 1.252, 5.001, 8.002, 8.65, 10.012, 15.007])
+@pytest.mark.parametrize(("asked_s", "count"), [(1.0, 780), (1.75, 446), (5.0, 180), (10.0, 78)])
+@pytest.mark.parametrize("setup_s", [0.0, 0.3, 1.7])
+def test_what_a_run_takes_before_its_first_interval_is_not_shared_out(asked_s, count, setup_s):
+    """mcperf connects for as long as a run takes beyond its intervals."""
+    mended = whole_intervals(evenly(count * asked_s + setup_s, count))
+    assert mended["t_start_s"].to_numpy() == pytest.approx(setup_s + np.arange(count) * asked_s)
+
+
+@pytest.mark.parametrize(
+    ("length_s", "count"), [(8.65, 115), (8.65, 20), (1.002, 5), (1.252, 30), (10.1, 90)]
+)
 def test_other_intervals_are_as_long_as_logged(length_s, count):
     starts = np.arange(count) * length_s
     rows = pd.DataFrame({"t_start_s": starts, "t_end_s": starts + length_s})
@@ -403,7 +417,8 @@ def test_violations_are_told_apart_whatever_the_threshold():
     """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
     tally = Tally(800.0)
     measured_us, simulated_us = [900.0, 900.0, 300.0, 300.0], [700.0, 900.0, 400.0, 810.0]
-    tally.intervals.append(RunIntervals("a", np.array(measured_us), np.array(simulated_us)))
+    told_us = np.array(simulated_us)
+    tally.intervals.append(RunIntervals("a", np.array(measured_us), told_us, told_us[None]))
     told = tally.report("none", {})["violations"]
     assert told["auc"] == 0.75
     assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
@@ -415,12 +430,16 @@ def test_probabilities_are_scored_by_group_and_together():
     """An interval at the median of its scatter violates with even chances: ln 2, and 1/4."""
     tally = Tally(800.0)
     measured_us = np.array([900.0, 300.0, 900.0, 300.0])
-    tally.intervals.append(RunIntervals("a", measured_us, np.full(4, 400.0)))
-    tally.intervals.append(RunIntervals("b", np.full(2, 300.0), np.full(2, 1e-3)))
-    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=0.3))
+    for group, measured, simulated in (
+        ("a", measured_us, np.full(4, 400.0)),
+        ("b", np.full(2, 300.0), np.full(2, 1e-3)),
+    ):
+        tally.intervals.append(RunIntervals(group, measured, simulated, simulated[None]))
+    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=1e-3))
     told = tally.report("none", scatters)["violations"]
     a, b = told["groups"]["a"], told["groups"]["b"]
     assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
+    assert told["balanced_accuracy_likely"] == 0.75  # all of a, none of b
     assert (a["log_loss"], a["brier"]) == (round(np.log(2.0), 4), 0.25)
     assert (b["expected"], b["measured"], b["auc"], b["log_loss"]) == (0.0, 0, None, 0.0)
     assert (told["expected"], told["runs_within_90"]) == (2.0, 1.0)
@@ -429,13 +448,15 @@ def test_probabilities_are_scored_by_group_and_together():
     assert sum(point["expected"] for point in told["curve"]) == told["expected"]
 
 
-def test_the_scatter_is_found_in_violations():
+def test_the_scatter_is_what_draws_leave_unexplained():
+    """Measured p95 belong to one of two draws, and scatter around it."""
     rng = np.random.default_rng(3)
-    simulated_us = 800.0 * np.exp(rng.normal(0.0, 0.4, 4000))
-    measured_us = simulated_us * np.exp(rng.normal(-0.4, 0.3, 4000))
-    scatter = scatter_around([RunIntervals("a", measured_us, simulated_us)], 800.0)
-    assert scatter.mean == pytest.approx(-0.4, abs=0.04)
-    assert scatter.spread == pytest.approx(0.3, abs=0.04)
+    drawn_us = 800.0 * np.exp(rng.normal(0.0, 0.3, (2, 4000)))
+    true_us = np.where(rng.random(4000) < 0.5, drawn_us[0], drawn_us[1])
+    measured_us = true_us * np.exp(-0.1 + 0.05 * rng.standard_t(2.0, 4000))
+    scatter = scatter_around([RunIntervals("a", measured_us, drawn_us[0], drawn_us)], 800.0)
+    assert scatter.mean == pytest.approx(-0.1, abs=0.01)
+    assert scatter.spread == pytest.approx(0.05, abs=0.01)
     assert scatter_around([], 800.0) is None
 
 

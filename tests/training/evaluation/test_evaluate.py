@@ -13,12 +13,12 @@ from env.physics.parameters import GATE_LATENCY_S
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.scenario import load_scenario, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
+from env.simulator.profile import Scatter
 from training.evaluation import comparison
 from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
 from training.evaluation.figures import counted_p95, expected_violations
 from training.evaluation.plots import lanes_of, plot_run, spans_on
 from training.evaluation.timeline import IntervalRecorder, Span, TimelineRecorder
-from training.violations import Scatter
 
 SEED = 2333
 
@@ -104,7 +104,7 @@ def test_the_p95_of_every_interval_that_counts_is_known(scenario, interval_s):
 
 
 def test_expected_violations_are_those_of_all_runs():
-    scatter = Scatter(mean=0.0, spread=0.3)
+    scatter = Scatter(mean=0.0, spread=1e-3)
     runs = [np.full(50, 800.0), np.full(100, 1.0), np.zeros(0)]
     expected = expected_violations(runs, 800.0, scatter)
     assert expected["mean"] == pytest.approx(0.25)

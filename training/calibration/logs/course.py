@@ -18,7 +18,7 @@ DEFAULT_SLO_US = 800.0
 SLO_US = {2023: 1000.0, 2024: 1000.0}
 """The p95 objective of those years that had another one than `DEFAULT_SLO_US`."""
 
-LOAD_LAG_S = 0.2
+LOAD_LAG_S = 0.05
 """
 The load changes this long after the boundary that the log implies.
 
