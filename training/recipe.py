@@ -77,9 +77,6 @@ class Recipe(BaseModel):
     """
     How to train.
 
-    :param scenarios: what one network is trained on together, in place of a single scenario
-    :param network: its widths; none for a network of one scenario, whose widths are `hidden`
-
     :param steps: decisions over all machines; the last rollout is finished, at the final step size
     :param n_envs: simulated machines in parallel
     :param n_steps: decisions of each machine between two updates
@@ -103,14 +100,14 @@ class Recipe(BaseModel):
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
     :param imitation: how to begin by imitating an expert; none to learn from reward alone
+    :param scenarios: what one network is trained on together, in place of a single scenario
+    :param network: its widths; none for a network of one scenario, whose widths are `hidden`
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    scenarios: tuple[str, ...] = ()
-    network: Network | None = None
     steps: PositiveInt
     n_envs: PositiveInt
     n_steps: PositiveInt
@@ -132,6 +129,8 @@ class Recipe(BaseModel):
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
     most_load: tuple[Fraction, Fraction] | None = None
     imitation: Imitation | None = None
+    scenarios: tuple[str, ...] = ()
+    network: Network | None = None
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
 
