@@ -216,17 +216,3 @@ class HostFields:
             self._scalars[name][0] = value
         else:
             vars(self)[name][:] = value
-
-
-def fill_padding(host: Any) -> None:
-    """
-    Make every job one that is done from the start, and every vCPU one without a sibling.
-
-    :param host: a host row
-    """
-    for name in ("state", "desired_state", "sent_state", "true_state", "job_state"):
-        host[name] = DONE
-    for name in ("lands_s", "move_lands_s", "start_s"):
-        host[name] = math.inf
-    host["sibling"] = host["batch_sibling"] = -1
-    host["job_work_s"] = 1.0

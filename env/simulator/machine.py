@@ -293,7 +293,7 @@ class EpisodeFactory:
             true_state=states,
             sent_state=values["state"],
         )
-        fill_padding(host[0])
+        fill_padding(host)
         for name, value in values.items():
             given = np.asarray(value)
             first: tuple[Any, ...] = (0, *map(slice, given.shape))
