@@ -15,6 +15,7 @@ from hypothesis import Phase, settings
 from deploy.engines import daemon
 from env.allocation import JobState, mask_of
 from env.control import ControlState, control_fields
+from env.reward import TERMS
 from env.scenario import Scenario, load_scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
@@ -125,7 +126,7 @@ class Rig:
 
     def step(self, edit: int, gamma: float = 1.0) -> tuple[int, npt.NDArray[np.float64]]:
         """One decision; how the episode stands, and the reward terms."""
-        terms = np.zeros(4)
+        terms = np.zeros(len(TERMS))
         rows = self.factory.table.rows
         return kernel.step(self.row, rows, self.targets, edit, gamma, terms), terms
 

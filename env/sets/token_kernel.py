@@ -56,7 +56,7 @@ def step_tokens_batch(
     :param edit_of: int64[n_slots], see `env.sets.pointers.edits_of`
     :param chosen: int64[B], each host's slot; one that is no edit keeps
     :param gamma: discount for the shaping term
-    :param terms: float64[B, 4], receives the reward terms
+    :param terms: float64[B, len(TERMS)], receives the reward terms
     :param rewards: float32[B], receives their sums
     :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`
     :param blank: see `write_row`, as the next three

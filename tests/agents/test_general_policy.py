@@ -21,6 +21,7 @@ from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
 from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
+from env.reward import TERMS
 from env.scenario import load_scenario
 from env.sets.pointers import edits_of, legal_slots
 from env.sets.tokens import Layout, token_table
@@ -140,7 +141,7 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path) -> 
     edit_of = edits_of(group.tokens.slot_of, layout.slots)
     row = np.zeros((1, layout.size), np.float32)
     group.observe(0, row[0])
-    terms, reward, ended = np.zeros((1, 4)), np.zeros(1, np.float32), np.zeros(1, np.int64)
+    terms, reward, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.float32), np.zeros(1, np.int64)
     legal = np.zeros(len(layout.slots), np.float32)
     for _ in range(400):
         network.row[:] = row[0]

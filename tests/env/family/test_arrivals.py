@@ -48,6 +48,7 @@ def test_nobody_sees_or_starts_a_job_before_it_arrives(factory: EpisodeFactory) 
     machine.observe(row)
     assert machine.telemetry().jobs["radix"].state == JobState.NOT_ARRIVED
     assert row[len(row) - len(table) + start] == 0.0
+    machine.apply(Allocation((0, 1), {"radix": wanted}))  # decided by the load as it is
     machine.advance(LATE_S + 5.0, wake=True)
     assert machine.telemetry().time_s == pytest.approx(LATE_S, abs=0.03)  # the policy is woken
     machine.observe(row)
@@ -92,7 +93,7 @@ def test_a_padded_host_is_the_same_machine() -> None:
         runs = [run_episode(machine, agents.make("perfiso"), start) for start in starts_from(0, 1)]
         figures.append([run.summary for run in runs])
     assert figures[0] == figures[1]
-    assert figures[0][0]["makespan_s"] == pytest.approx(767.2245313568686)
+    assert figures[0][0]["makespan_s"] == pytest.approx(765.5123216866652)
 
 
 def test_a_machine_larger_than_a_padded_host_is_refused() -> None:

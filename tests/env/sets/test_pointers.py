@@ -8,6 +8,7 @@ import pytest
 from env.action import edit_table, legal_edits
 from env.control import ControlState
 from env.errors import InputError
+from env.reward import TERMS
 from env.scenario import load_scenario, scenario_names
 from env.sets.pointers import NO_EDIT, Slots, edits_of, legal_slots, slots_of
 from env.sets.token_kernel import legal_slots_batch, step_tokens_batch, write_row_at
@@ -69,7 +70,7 @@ def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> Non
     tokens = np.zeros((1, layout.size), np.float32)
     legal = np.zeros((1, len(layout.slots)), np.float32)
     row = np.zeros(factory.observation_size, np.float32)
-    terms, reward, ended = np.zeros((1, 4)), np.zeros(1, np.float32), np.zeros(1, np.int64)
+    terms, reward, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.float32), np.zeros(1, np.int64)
     write_row_at(hosts, 0, table.blank, table.sets, table.slot_of, layout.offsets, tokens[0])
     while not ended[0]:
         legal_slots_batch(tokens, layout.offsets, legal)

@@ -24,6 +24,7 @@ from env.codes import STEAL, TRUNCATED
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.parameters import COST_FIELDS, HOST_FIELDS
 from env.physics.service import TAIL_SHAPE, tail_fraction
+from env.reward import TERMS
 from env.scenario import load_scenario
 from env.simulator import kernel
 from env.simulator.host import MIXTURE
@@ -241,7 +242,7 @@ def test_the_interval_that_the_time_cap_cuts_short_counts() -> None:
     rig.set_desired((0,), vips=(RUNNING, (2, 3), NORMAL))
     kernel.advance(rig.row, rig.targets, 100.0)
     assert rig.row["now_s"] == pytest.approx(20.0)
-    rows, terms = rig.factory.table.rows, np.zeros(4)
+    rows, terms = rig.factory.table.rows, np.zeros(len(TERMS))
     rig.begin(1, [175_000.0])
     start = next(e for e in range(len(rows)) if rig.factory.table.describe(e).startswith("start"))
     ended = kernel.step(rig.row, rows, rig.targets, start, 1.0, terms)
@@ -421,7 +422,7 @@ def test_what_a_step_leaves_out_would_have_changed_nothing(seed: int) -> None:
         left_out["quiet_until_s"] += edit == 0 and until_s < rig.row["quiet_until_s"]
         for name in left_out:
             whole[name] = 0
-        terms = np.zeros(4)
+        terms = np.zeros(len(TERMS))
         ended = kernel.step(whole[0], rows, rig.targets, edit, 1.0, terms)
         same, same_terms = rig.step(edit)
         assert (ended, terms.tolist()) == (same, same_terms.tolist())
