@@ -9,7 +9,6 @@ by a file.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
@@ -222,20 +221,13 @@ class Controller(ABC, Generic[Rule]):
                 raise InputError(
                     f"policy {self.name}: its plan names the job {job}; "
                     f"scenario {self.scenario.name} has {', '.join(self.job_names)}"
-                    + self._what_fits()
                 )
         for job in self.job_names:
             if planned.count(job) != 1:
                 raise InputError(
                     f"policy {self.name}: its plan must name each job of scenario "
                     f"{self.scenario.name} once; {job} comes {planned.count(job)} times"
-                    + self._what_fits()
                 )
-
-    def _what_fits(self) -> str:
-        """The shipped parameters of the same name that are for this scenario, if there are any."""
-        own = Path(__file__).parent / "parameters" / self.scenario.name / f"{self.name}.yaml"
-        return f"; give {own.relative_to(own.parents[3])}" if own.is_file() else ""
 
 
 def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:

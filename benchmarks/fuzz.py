@@ -56,7 +56,13 @@ from env.allocation import Allocation, JobAllocation
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, whole_number
 from env.inputs.text_files import read_text
-from env.scenario import PROFILE_FOLDER, SCENARIO_FOLDER, Scenario, load_scenario
+from env.scenario import (
+    PROFILE_FOLDER,
+    SCENARIO_FOLDER,
+    Scenario,
+    load_scenario,
+    scenario_names,
+)
 from env.simulator.profile import load_profile
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.processes import process_pool
@@ -229,7 +235,7 @@ def readers() -> tuple[FileReader, ...]:
     state.service = ServiceRecord(1, 1, {1: (0, 1)}, Program((0, 0, 0, 0), "/usr/bin/memcached"))
     state.jobs = {name: JobRecord(attempts=1, opened=True, key="k") for name in scenario.job_names}
     kinds: list[tuple[str, str, Sequence[bytes], Callable[[Path], object], dict[str, bytes]]] = [
-        ("scenario", "mine.yaml", _contents(SCENARIO_FOLDER), _of("mine.yaml", load_scenario), {}),
+        ("scenario", "mine.yaml", _scenarios(), _of("mine.yaml", load_scenario), {}),
         ("profile", "mine.yaml", _profiles(), _of("mine.yaml", load_profile), {}),
         ("recipe", "mine.yaml", _contents(RECIPE_FOLDER), _of("mine.yaml", load_recipe), {}),
         ("rule", "mine.yaml", _contents(PARAMETER_FOLDER), partial(_rule, scenario), {}),
@@ -250,6 +256,10 @@ def _of(name: str, read: Callable[[Path], object]) -> Callable[[Path], object]:
 
 def _contents(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*.yaml"))]
+
+
+def _scenarios() -> list[bytes]:
+    return [(SCENARIO_FOLDER / f"{name}.yaml").read_bytes() for name in scenario_names()]
 
 
 def _profiles() -> list[bytes]:

@@ -181,8 +181,8 @@ def may_come_down(control):
     :param control: a control row (`env.control`)
     """
     level, interval_s = control.guard_level, control.interval_s
-    burns_s = control.now_s - max(control.guard_acted_s, control.guard_cool_s)
-    if level == PAUSED_ALL and burns_s >= TRIAL * interval_s:
+    tried = control.now_s - control.guard_acted_s >= TRIAL * interval_s
+    if level == PAUSED_ALL and tried and control.late_lately > SLOW * LATE_LIMIT:
         control.guard_acquitted_s = control.now_s + control.guard_back_off * interval_s
         return True
     if control.now_s < control.guard_acquitted_s and level > harmless(control):

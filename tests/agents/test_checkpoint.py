@@ -184,11 +184,6 @@ def test_a_refusal_names_the_shipped_checkpoint_that_fits(path, name):
         agents.make(path).reset(load_scenario(name))
 
 
-def test_a_refusal_names_the_shipped_parameters_that_fit():
-    with pytest.raises(InputError, match=r"; give agents/parameters/local/threshold-groups\.yaml$"):
-        agents.make("threshold-groups").reset(load_scenario("local"))
-
-
 def test_an_edited_copy_of_its_scenario_needs_no_caution(path, capsys):
     policy = agents.make(path)
     agents.warn(policy, SCENARIO.with_changes(load={"interval_s": 5.0}))

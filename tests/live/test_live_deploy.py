@@ -21,6 +21,7 @@ from deploy.records.predicted import read_policy
 from deploy.records.recorder import (
     EVENTS_FILE,
     PAGE_FILE,
+    POLICY_FILE,
     SAMPLES_FILE,
     SCENARIO_FILE,
     guard_levels,
@@ -392,6 +393,7 @@ def test_a_second_loop_is_kept_away(deploy, server, scenario_file, groups_file, 
         EVENTS_FILE,
         SAMPLES_FILE,
         SCENARIO_FILE,
+        POLICY_FILE,
     }
 
 

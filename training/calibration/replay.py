@@ -164,9 +164,10 @@ def host_of(run: RunTrace, physics: Physics) -> npt.NDArray[Any]:
     host.sent_quota = [job.quota for job in run.jobs]
     host.work_left_s = host.job_params[:, WORK_S]
     host.start_s = host.end_s = math.inf
-    # Only the player ends intervals and lets allocations land; the log has what hiccups there were.
+    # Only the player ends intervals and lets allocations land; the log has what hiccups there were,
+    # and starts jobs when they came.
     host.interval_ends_s = host.service_lands_s = host.move_lands_s = math.inf
-    host.hiccup_turns_s = math.inf
+    host.hiccup_turns_s = host.next_arrival_s = math.inf
     return hosts
 
 
