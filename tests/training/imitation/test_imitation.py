@@ -101,7 +101,7 @@ def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothin
     for sets in ("refuge", "overflow"):
         service_part = {"overflow_cores": []} if sets == "refuge" else {}
         own = scenario.with_changes(service=service_part)
-        environments = ColocationVecEnv(own, 8, 1.0, seed=3, profile=profile, staggered=False)
+        environments = ColocationVecEnv(own, 64, 1.0, seed=3, profile=profile, staggered=False)
         demonstrate(environments, schedule, np.random.default_rng(0))
         hosts = environments.hosts
         violated[sets] = hosts["violations"].sum() / hosts["intervals"].sum()
