@@ -16,7 +16,11 @@ CURVE = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)
 """Limits of the probabilities that one point of the calibration curve stands for."""
 
 LIKELY = 0.03
-"""About the share of all intervals that violate: above it, one is more probable than usual."""
+"""
+An interval is held to violate where that is more probable: about the share of all that do.
+
+The balanced accuracy weighs both kinds of interval alike, so this is the verdict that it asks for
+(Bayes: a likelihood ratio above 1)."""
 
 LEAST_PROBABILITY = 1e-6
 """No violation is held for less probable, nor for more certain than 1 minus this."""
@@ -181,7 +185,7 @@ class Tally:
         return {
             "precision": _share(violated[alarmed]),
             "recall": _share(alarmed[violated]),
-            "balanced_accuracy": _balanced_accuracy(alarmed, violated),
+            "balanced_accuracy_p95": _balanced_accuracy(alarmed, violated),
             "simulated": int(alarmed.sum()),
         }
 
@@ -194,7 +198,7 @@ class Tally:
             "measured": int(violated.sum()),
             "auc": _auc(simulated_us, violated),
             **dict.fromkeys(("expected", "log_loss", "brier", "runs_within_90", "curve")),
-            "balanced_accuracy_likely": None,
+            "balanced_accuracy": _balanced_accuracy(simulated_us > self.slo_us, violated),
         }
         if not runs or any(run.group not in scatters for run in runs):
             return scores
@@ -208,7 +212,7 @@ class Tally:
             within.append(low <= (run.measured_us > self.slo_us).sum() <= high)
         return scores | {
             "auc": _auc(probability, violated),
-            "balanced_accuracy_likely": _balanced_accuracy(probability > LIKELY, violated),
+            "balanced_accuracy": _balanced_accuracy(probability > LIKELY, violated),
             "expected": round(float(probability.sum()), 1),
             "log_loss": round(_log_loss(probability, violated), 4),
             "brier": round(float(np.mean((probability - violated) ** 2)), 4),

@@ -421,7 +421,8 @@ def test_violations_are_told_apart_whatever_the_threshold():
     tally.intervals.append(RunIntervals("a", np.array(measured_us), told_us, told_us[None]))
     told = tally.report("none", {})["violations"]
     assert told["auc"] == 0.75
-    assert told["balanced_accuracy"] == told["recall"] == told["precision"] == 0.5
+    assert told["balanced_accuracy_p95"] == told["recall"] == told["precision"] == 0.5
+    assert told["balanced_accuracy"] == 0.5  # without a scatter there are no probabilities
     assert told["measured"] == told["simulated"] == 2
     assert told["expected"] is told["log_loss"] is told["brier"] is None
 
@@ -439,7 +440,8 @@ def test_probabilities_are_scored_by_group_and_together():
     told = tally.report("none", scatters)["violations"]
     a, b = told["groups"]["a"], told["groups"]["b"]
     assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
-    assert told["balanced_accuracy_likely"] == 0.75  # all of a, none of b
+    assert told["balanced_accuracy"] == 0.75  # all of a, none of b
+    assert told["balanced_accuracy_p95"] == 0.5  # no p95 is simulated above the SLO
     assert (a["log_loss"], a["brier"]) == (round(np.log(2.0), 4), 0.25)
     assert (b["expected"], b["measured"], b["auc"], b["log_loss"]) == (0.0, 0, None, 0.0)
     assert (told["expected"], told["runs_within_90"]) == (2.0, 1.0)
