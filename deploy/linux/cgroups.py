@@ -186,13 +186,15 @@ class JobGroup:
         """
         Have everything in the group run, so that it can be ended.
 
-        Nobody dies while frozen by version 1, nor while idle on vCPUs that others never leave.
+        Nobody dies while frozen by version 1, nor while idle on vCPUs that others never leave. The
+        least weight is enough for dying: hundreds of processes at the loop's own would hold it up.
 
         :raises OSError: if the group is gone
         """
-        self.set_frozen(False)
         if self._idle_file.exists():
             _write(self._idle_file, "0")
+            _write(self.weight_file, str(LEAST_WEIGHT[self.hierarchy.version]))
+        self.set_frozen(False)
 
     def frozen(self) -> bool:
         """
