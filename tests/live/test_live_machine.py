@@ -168,7 +168,7 @@ def test_a_burst_of_late_probes_takes_jobs_off_memcacheds_vcpus_within_two_polls
     state = State("guard", scenario.name, "process", "", time.monotonic())
     recorder = Recorder(tmp_path, scenario, state.started_s)
     vcpus, probe = VcpuClock(2, None), Probe(server.host, server.port, 1)
-    sensor, dry = Scripted(*[None] * 400), DryActuator(scenario, state)
+    sensor, dry = Scripted(*[None] * 4000), DryActuator(scenario, state)
     machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, probe=probe)
     assert select.select([probe.file], [], [], 20.0 * PATIENCE)[0]
     shared = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
