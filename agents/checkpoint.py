@@ -153,6 +153,20 @@ def find_checkpoint(name: str | Path) -> Path:
     return path
 
 
+def read_entries(name: str | Path) -> tuple[Path, Any, Arrays]:
+    """
+    Read the metadata and the network's arrays of a checkpoint, not yet checked.
+
+    :param name: a path, or the name of a file in `checkpoints/`
+    :return: the file, its metadata (any JSON), its arrays by name
+    :raises InputError: one line that says whether it is missing, truncated, not ours or too large
+    """
+    path = find_checkpoint(name)
+    with opened(path) as archive:
+        metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
+        return path, metadata, read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
+
+
 def read_checkpoint(name: str | Path) -> Checkpoint:
     """
     Read a checkpoint.
@@ -161,10 +175,7 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
     :raises InputError: one line that says whether it is missing, truncated, not ours, too large,
         or of another version
     """
-    path = find_checkpoint(name)
-    with opened(path) as archive:
-        metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
-        arrays = read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
+    path, metadata, arrays = read_entries(name)
     _check_metadata(path, metadata)
     layers = [
         (arrays.get(f"weight_{index}"), arrays.get(f"bias_{index}"))

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.array_archive import Arrays, read_arrays, read_json
+from agents.array_archive import Arrays, read_json
 from agents.checkpoint import (
     FORMAT,
-    MAX_ARRAY_BYTES,
     MAX_METADATA_BYTES,
     METADATA_ENTRY,
-    WEIGHTS_ENTRY,
     find_checkpoint,
-    opened,
+    read_entries,
 )
 from agents.ppo.attention_network import shapes
 from env.action import edit_table
@@ -86,10 +84,7 @@ def read_general_checkpoint(name: str | Path) -> GeneralCheckpoint:
     :raises InputError: one line that says whether it is missing, truncated, not ours, too large,
         or of another version
     """
-    path = find_checkpoint(name)
-    with opened(path) as archive:
-        metadata = read_json(archive, METADATA_ENTRY, MAX_METADATA_BYTES)
-        arrays = read_arrays(archive, WEIGHTS_ENTRY, MAX_ARRAY_BYTES)
+    path, metadata, arrays = read_entries(name)
     if not isinstance(metadata, dict) or "tokens_version" not in metadata:
         raise InputError(f"{path}: not a checkpoint for any scenario")
     for field, known in (("format", FORMAT), ("tokens_version", VERSION)):

@@ -1,17 +1,17 @@
-"""The network for any scenario, run with NumPy: the trained policy with other eyes and words."""
+"""The network for any scenario, run with NumPy: it sees tokens and takes slots."""
 
 from pathlib import Path
 
 from agents.general_checkpoint import GeneralCheckpoint, read_general_checkpoint
 from agents.ppo.attention_network import SingleAttention
-from agents.ppo.trained_policy import PPOPolicy
+from agents.ppo.trained_policy import TrainedPolicy
 from env.control import ControlState
 from env.scenario import Scenario, profile_work_s
 from env.sets.tokens import note_use_of_jobs, token_table, write_tokens
 from env.telemetry import Telemetry
 
 
-class GeneralPolicy(PPOPolicy):
+class GeneralPolicy(TrainedPolicy):
     """
     A trained policy for any scenario, behind the `Policy` protocol.
 
@@ -19,12 +19,9 @@ class GeneralPolicy(PPOPolicy):
     :param name: what tables call it
     """
 
-    checkpoint: GeneralCheckpoint  # type: ignore[assignment]
-
     def __init__(self, checkpoint: GeneralCheckpoint, name: str):
-        self.name = name
+        super().__init__(name)
         self.checkpoint = checkpoint
-        self.period_s = 0.0
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> "GeneralPolicy":
@@ -52,7 +49,6 @@ class GeneralPolicy(PPOPolicy):
         self._sets, self._slot_of = table.sets.astype(object), table.slot_of.tolist()
 
     def _choose(self, control: ControlState) -> int:
-        """The network's edit for what the control row shows."""
         note_use_of_jobs(control)
         write_tokens(control, self._sets, self._slot_of, self._offsets, self._attention.tokens)
         return self._attention.choose(self._masks.penalty(control))

@@ -1,5 +1,6 @@
 """The trained PPO policy, run with NumPy: what the live agent executes."""
 
+import abc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,14 +18,13 @@ from env.scenario import Scenario
 from env.telemetry import Telemetry
 
 
-class PPOPolicy:
+class TrainedPolicy(abc.ABC):
     """
-    A trained policy behind the `Policy` protocol.
+    What a trained network needs to be a `Policy`.
 
-    The policy keeps a control row of its own, and observes, edits and regulates it by the same
-    functions as the simulator.
+    It keeps a control row of its own, and observes, edits and regulates it by the same functions as
+    the simulator. The network, and what it is shown, are a subclass's.
 
-    :param checkpoint: what to run
     :param name: what tables call it
     """
 
@@ -33,31 +33,9 @@ class PPOPolicy:
     probe_window_s = PROBE_WINDOW_S
     needs_cpi = False
 
-    def __init__(self, checkpoint: Checkpoint, name: str):
+    def __init__(self, name: str):
         self.name = name
-        self.checkpoint = checkpoint
-        self._network = SingleNetwork(checkpoint.layers)
         self.period_s = 0.0
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "PPOPolicy":
-        """
-        Read a policy.
-
-        :param path: a checkpoint's path, or its name in `checkpoints/`
-        :raises InputError: if the file is not a checkpoint this version can run
-        """
-        return cls(read_checkpoint(path), name=str(path))
-
-    def reset(self, scenario: Scenario) -> None:
-        """
-        Begin an episode.
-
-        :param scenario: the problem
-        :raises InputError: if the policy was trained for other actions or observations
-        """
-        self.checkpoint.require_scenario(scenario)
-        self._begin(scenario, self.checkpoint.metadata["job_work_s"])
 
     def _begin(self, scenario: Scenario, job_work_s: Mapping[str, float]) -> None:
         """Begin an episode; `job_work_s` scales the jobs' progress."""
@@ -102,10 +80,9 @@ class PPOPolicy:
         self.period_s = loop.hold_s if control.kept else loop.period_s
         return self._desired_value
 
+    @abc.abstractmethod
     def _choose(self, control: ControlState) -> int:
         """The network's edit for what the control row shows."""
-        observe(control, control.n_vcpus, self._network.features)
-        return self._network.choose(self._masks.penalty(control))
 
     def _read(self, telemetry: Telemetry) -> None:
         control = self._control
@@ -191,3 +168,41 @@ class PPOPolicy:
                 )
             }
             self._desired_value = Allocation(cores_of(control.desired_service), jobs)
+
+
+class PPOPolicy(TrainedPolicy):
+    """
+    A policy trained for one scenario.
+
+    :param checkpoint: what to run
+    :param name: what tables call it
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str):
+        super().__init__(name)
+        self.checkpoint = checkpoint
+        self._network = SingleNetwork(checkpoint.layers)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> "PPOPolicy":
+        """
+        Read a policy.
+
+        :param path: a checkpoint's path, or its name in `checkpoints/`
+        :raises InputError: if the file is not a checkpoint this version can run
+        """
+        return cls(read_checkpoint(path), name=str(path))
+
+    def reset(self, scenario: Scenario) -> None:
+        """
+        Begin an episode.
+
+        :param scenario: the problem
+        :raises InputError: if the policy was trained for other actions or observations
+        """
+        self.checkpoint.require_scenario(scenario)
+        self._begin(scenario, self.checkpoint.metadata["job_work_s"])
+
+    def _choose(self, control: ControlState) -> int:
+        observe(control, control.n_vcpus, self._network.features)
+        return self._network.choose(self._masks.penalty(control))

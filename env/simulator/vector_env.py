@@ -29,7 +29,124 @@ HOSTS_AT_ONCE = 128
 """Machines in one piece of a step that threads share."""
 
 
-class ColocationVecEnv(VecEnv):
+class HostBatch(VecEnv):
+    """
+    What batches of simulated machines have in common: buffers, seeds, and what an episode leaves.
+
+    :param n_envs: B, number of machines
+    :param size: length of an observation
+    :param n_actions: number of actions
+    """
+
+    STREAM = 0
+    """Of the random numbers that a seed stands for; each kind of batch has its own."""
+
+    def __init__(self, n_envs: int, size: int, n_actions: int):
+        self.render_mode = None
+        super().__init__(
+            n_envs,
+            spaces.Box(-np.inf, np.inf, (size,), np.float32),
+            spaces.Discrete(n_actions),
+        )
+        # Two buffers in turn: Stable-Baselines3 still reads the last observation after a step.
+        self._observations = [np.zeros((n_envs, size), np.float32) for _ in range(2)]
+        self._terms = np.zeros((n_envs, len(TERMS)))
+        self._ended = np.zeros(n_envs, np.int64)
+        self._returns = np.zeros(n_envs)
+        self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
+        self._nothing: dict[str, Any] = {}
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """
+        Restart the sequence of episodes; `None` keeps it.
+
+        :param seed: seed of the sequence; None keeps the sequence
+        """
+        if seed is not None:
+            self._entropy = seed
+            self._rng = np.random.default_rng([seed, self.STREAM])
+            self._traces: list[int] = []
+            self._traces_drawn = 0
+        return [seed] * self.num_envs
+
+    def _next_buffer(self) -> npt.NDArray[np.float32]:
+        self._observations.reverse()
+        return self._observations[0]
+
+    def _next_trace(self) -> int:
+        """The seed of the next training trace."""
+        if not self._traces:
+            self._traces_drawn += _SEEDS_DRAWN_AT_ONCE
+            drawn = trace_seeds(self._entropy, self._traces_drawn, "training")
+            self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
+        return self._traces.pop()
+
+    def _summary(self, index: int) -> dict[str, Any]:
+        """What the episode of a machine has come to."""
+        raise NotImplementedError
+
+    def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "terminal_observation": observations[index].copy(),
+            "TimeLimit.truncated": bool(self._ended[index] == TRUNCATED),
+        }
+        if not self._partial[index]:
+            summary = self._summary(index)
+            info["episode_summary"] = summary
+            info["episode"] = {
+                "r": float(self._returns[index]),
+                "l": summary["decisions"],
+                "t": summary["makespan_s"],
+            }
+        return info
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """
+        An attribute of this batch, once per machine.
+
+        :param attr_name: name of the attribute
+        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
+        """
+        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """
+        Set an attribute of the whole batch.
+
+        :param attr_name: name of the attribute
+        :param value: its value
+        :param indices: of no effect: the machines share their attributes
+        """
+        setattr(self, attr_name, value)
+
+    def env_method(
+        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
+    ) -> list[Any]:
+        """
+        Refuse: the machines are rows of arrays and have no methods.
+
+        :param method_name: name of the method
+        :param args: of no effect, as `indices` and `kwargs`
+        :param indices: of no effect
+        :param kwargs: of no effect
+        :raises AttributeError: always
+        """
+        raise AttributeError(f"{type(self).__name__} has no per-machine method {method_name!r}")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """
+        Whether each machine is wrapped: none is.
+
+        :param wrapper_class: of no effect
+        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
+        """
+        return [False] * len(list(self._get_indices(indices)))
+
+
+class ColocationVecEnv(HostBatch):
     """
     B simulated machines with the observation, action and reward of `coretide/Colocation-v0`.
 
@@ -56,43 +173,17 @@ class ColocationVecEnv(VecEnv):
     ):
         self.factory = EpisodeFactory(scenario, profile, variation)
         self.table = self.factory.table
-        size = self.factory.observation_size
-        self.render_mode = None
-        super().__init__(
-            n_envs,
-            spaces.Box(-np.inf, np.inf, (size,), np.float32),
-            spaces.Discrete(len(self.factory.table)),
-        )
+        super().__init__(n_envs, self.factory.observation_size, len(self.table))
         self.scenario = scenario
         self.gamma = gamma
         self.staggered = staggered
         self.hosts = self.factory.new_hosts(n_envs)
         self.targets = self.factory.new_targets(n_envs)
-        # Two buffers in turn: Stable-Baselines3 still reads the last observation after a step.
-        self._observations = [np.zeros((n_envs, size), np.float32) for _ in range(2)]
-        self._terms = np.zeros((n_envs, len(TERMS)))
-        self._ended = np.zeros(n_envs, np.int64)
         self._edits = np.zeros(n_envs, np.int64)
-        self._returns = np.zeros(n_envs)
-        self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
-        self._nothing: dict[str, Any] = {}
         self._pool = ThreadPool(threads)
         piece = HOSTS_AT_ONCE if threads > 1 else n_envs
         self._pieces = [slice(b, b + piece) for b in range(0, n_envs, piece)]
         self.seed(seed)
-
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """
-        Restart the sequence of episodes; `None` keeps it.
-
-        :param seed: seed of the sequence; None keeps the sequence
-        """
-        if seed is not None:
-            self._entropy = seed
-            self._rng = np.random.default_rng([seed, 0])
-            self._traces: list[int] = []
-            self._traces_drawn = 0
-        return [seed] * self.num_envs
 
     def reset(self) -> npt.NDArray[np.float32]:
         """Start an episode on every machine; float32[B, size]."""
@@ -148,77 +239,12 @@ class ColocationVecEnv(VecEnv):
             self._observe(index, observations)
         return observations, rewards, dones, infos
 
-    def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
-        info: dict[str, Any] = {
-            "terminal_observation": observations[index].copy(),
-            "TimeLimit.truncated": bool(self._ended[index] == TRUNCATED),
-        }
-        if not self._partial[index]:
-            summary = episode_summary(self.hosts[index], self.scenario)
-            info["episode_summary"] = summary
-            info["episode"] = {
-                "r": float(self._returns[index]),
-                "l": summary["decisions"],
-                "t": summary["makespan_s"],
-            }
-        return info
+    def _summary(self, index: int) -> dict[str, Any]:
+        return episode_summary(self.hosts[index], self.scenario)
 
     def _begin(self, index: int) -> None:
         self._partial[index] = False
-        if not self._traces:
-            self._traces_drawn += _SEEDS_DRAWN_AT_ONCE
-            drawn = trace_seeds(self._entropy, self._traces_drawn, "training")
-            self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
-        self.factory.begin(self.hosts, self.targets, index, self._traces.pop(), self._rng)
+        self.factory.begin(self.hosts, self.targets, index, self._next_trace(), self._rng)
 
     def _observe(self, index: int, observations: npt.NDArray[np.float32]) -> None:
         kernel.observe_at(self.hosts, index, self.factory.table.rows, observations[index])
-
-    def _next_buffer(self) -> npt.NDArray[np.float32]:
-        self._observations.reverse()
-        return self._observations[0]
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """
-        An attribute of this batch, once per machine.
-
-        :param attr_name: name of the attribute
-        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
-        """
-        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """
-        Set an attribute of the whole batch.
-
-        :param attr_name: name of the attribute
-        :param value: its value
-        :param indices: of no effect: the machines share their attributes
-        """
-        setattr(self, attr_name, value)
-
-    def env_method(
-        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
-    ) -> list[Any]:
-        """
-        Refuse: the machines are rows of an array and have no methods.
-
-        :param method_name: name of the method
-        :param args: of no effect, as `indices` and `kwargs`
-        :param indices: of no effect
-        :param kwargs: of no effect
-        :raises AttributeError: always
-        """
-        raise AttributeError(f"ColocationVecEnv has no per-machine method {method_name!r}")
-
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """
-        Whether each machine is wrapped: none is.
-
-        :param wrapper_class: of no effect
-        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
-        """
-        return [False] * len(list(self._get_indices(indices)))

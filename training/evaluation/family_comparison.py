@@ -16,10 +16,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from scipy.special import stdtrit
 
 import agents
@@ -29,6 +27,7 @@ from env.family.drawing import draw, drawn_names
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import Run, run_episodes, starts_from
+from training.evaluation.figures import policy_table
 from training.evaluation.schedule_search import short_search
 
 EPISODES = 2
@@ -328,18 +327,13 @@ def show_family(content: dict[str, Any]) -> None:
 
     :param content: what `family_report` made
     """
-    view = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title=f"SIMULATED: {content['family']} drawn scenarios, {content['with_arrivals']} with "
+    view = policy_table(
+        f"SIMULATED: {content['family']} drawn scenarios, {content['with_arrivals']} with "
         f"arrivals, {content['episodes']} load traces each",
-        caption="Ratios to the best rule that is as safe in each scenario: makespan where all jobs "
+        "Ratios to the best rule that is as safe in each scenario: makespan where all jobs "
         "are there from the start, mean job completion time where they arrive.",
+        COLUMNS,
     )
-    view.add_column("policy", no_wrap=True)
-    for column in COLUMNS:
-        view.add_column(column, justify="right", no_wrap=True)
     for row in rows(content):
         view.add_row(*row)
     Console().print(view)

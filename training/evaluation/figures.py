@@ -140,6 +140,23 @@ def report(
     }
 
 
+def policy_table(title: str, caption: str, columns: Sequence[str]) -> Table:
+    """
+    An empty table for the terminal with a policy a row.
+
+    :param title: what stands above it
+    :param caption: what stands below it
+    :param columns: heads of the columns after the policy's name
+    """
+    view = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, caption=caption
+    )
+    view.add_column("policy", no_wrap=True)
+    for column in columns:
+        view.add_column(column, justify="right", no_wrap=True)
+    return view
+
+
 def table(content: dict[str, Any]) -> Table:
     """
     The report as a table for the terminal.
@@ -147,20 +164,15 @@ def table(content: dict[str, Any]) -> Table:
     :param content: what `report` made
     """
     profile = content["profile"]
-    view = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title=f"SIMULATED: {content['scenario']}, {content['interval_s']:g} s intervals, "
-        f"{content['episodes']} episode{'s' * (content['episodes'] != 1)}",
-        caption=f"Simulated, not measured. Profile {profile['name']} {profile['hash'][:12]}; "
-        f"fit error: {fit_errors(profile)}",
-    )
-    view.add_column("policy", no_wrap=True)
     endless = any("throughput" in entry for entry in content["policies"])
     gained = ("best-effort", "QoS met") if endless else ("makespan, s", "violations")
-    for column in (*gained, "worst", "ran" if endless else "done", "changes/min"):
-        view.add_column(column, justify="right", no_wrap=True)
+    view = policy_table(
+        f"SIMULATED: {content['scenario']}, {content['interval_s']:g} s intervals, "
+        f"{content['episodes']} episode{'s' * (content['episodes'] != 1)}",
+        f"Simulated, not measured. Profile {profile['name']} {profile['hash'][:12]}; "
+        f"fit error: {fit_errors(profile)}",
+        (*gained, "worst", "ran" if endless else "done", "changes/min"),
+    )
     for entry in content["policies"]:
         view.add_row(
             entry["name"],

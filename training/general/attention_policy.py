@@ -157,6 +157,7 @@ class AttentionWorker:
 class GeneralPPO(FastPPO):
     """`FastPPO` for an `AttentionPolicy`."""
 
+    # Stable-Baselines3 has no wider type that both networks share, nor have their workers one.
     policy: AttentionPolicy  # type: ignore[assignment]
 
     def _suits(self) -> bool:

@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
 
 from env.allocation import mask_of
-from env.codes import DONE, TRUNCATED
-from env.reward import TERMS, UNIT_S
+from env.codes import DONE
+from env.reward import UNIT_S
 from env.scenario import Scenario
 from env.sets.pointers import edits_of
 from env.sets.token_kernel import step_tokens_batch, write_row_at
 from env.sets.tokens import Layout, token_table
-from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory, Variation, episode_summary
 from env.simulator.thread_pool import ThreadPool
-from env.simulator.vector_env import HOSTS_AT_ONCE
+from env.simulator.vector_env import HOSTS_AT_ONCE, HostBatch
 from training.evaluation.schedule_search import in_turn, run_schedule_at
 
 BASELINE_RETURN = 10.0
@@ -32,8 +29,6 @@ BASELINE_RETURN = 10.0
 
 AT_ONCE = 3
 """Jobs that the baseline runs side by side, in the background on the whole machine."""
-
-_SEEDS_DRAWN_AT_ONCE = 1024
 
 
 class Group:
@@ -106,7 +101,7 @@ class Group:
 
         :param some: which machines
         :param chosen: int64[n], their slots
-        :param terms: float64[n, 4], receives the reward terms
+        :param terms: float64[n, len(TERMS)], receives the reward terms
         :param rewards: float32[n], receives their sums
         :param ended: int64[n], receives 0, `TERMINATED` or `TRUNCATED`
         :param observations: float32[n, size], receives the tokens
@@ -131,7 +126,7 @@ def common_layout(scenarios: Sequence[Scenario]) -> Layout:
     )
 
 
-class MixedVecEnv(VecEnv):
+class MixedVecEnv(HostBatch):
     """
     As many machines of each scenario as of the others.
 
@@ -143,6 +138,8 @@ class MixedVecEnv(VecEnv):
     :param threads: that step the machines
     """
 
+    STREAM = 1
+
     def __init__(
         self,
         scenarios: Sequence[Scenario],
@@ -153,26 +150,15 @@ class MixedVecEnv(VecEnv):
         threads: int = 1,
     ):
         self.layout = layout or common_layout(scenarios)
-        self.render_mode = None
-        super().__init__(
-            each * len(scenarios),
-            spaces.Box(-np.inf, np.inf, (self.layout.size,), np.float32),
-            spaces.Discrete(len(self.layout.slots)),
-        )
+        super().__init__(each * len(scenarios), self.layout.size, len(self.layout.slots))
         self.each = each
         self.groups = [
             Group(EpisodeFactory(one, variation=variation), each, self.layout) for one in scenarios
         ]
         count = self.num_envs
-        self._observations = [np.zeros((count, self.layout.size), np.float32) for _ in range(2)]
-        self._terms = np.zeros((count, len(TERMS)))
-        self._ended = np.zeros(count, np.int64)
         self._chosen = np.zeros(count, np.int64)
-        self._returns = np.zeros(count)
         self._units = np.ones(count, np.float32)  # what a reward is multiplied with
         self._baselines_s = np.zeros(count)
-        self._partial = np.zeros(count, bool)
-        self._nothing: dict[str, Any] = {}
         self._pool = ThreadPool(threads)
         piece = min(HOSTS_AT_ONCE, each)
         self._pieces = [
@@ -182,26 +168,13 @@ class MixedVecEnv(VecEnv):
         ]
         self.seed(seed)
 
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """
-        Restart the sequence of episodes; `None` keeps it.
-
-        :param seed: seed of the sequence; None keeps the sequence
-        """
-        if seed is not None:
-            self._entropy = seed
-            self._rng = np.random.default_rng([seed, 1])
-            self._traces: list[int] = []
-            self._traces_drawn = 0
-        return [seed] * self.num_envs
-
     def reset(self) -> npt.NDArray[np.float32]:
         """Start an episode on every machine, in different phases; float32[B, size]."""
         self._returns[:] = 0.0
-        self._observations.reverse()
+        observations = self._next_buffer()
         for index in range(self.num_envs):
             self._begin(index, ahead=True)
-        return self._observations[0]
+        return observations
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
         """
@@ -217,8 +190,7 @@ class MixedVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """Step every machine; ended ones begin a new episode."""
-        self._observations.reverse()
-        observations = self._observations[0]
+        observations = self._next_buffer()
         rewards = np.empty(self.num_envs, np.float32)
 
         def step(piece: tuple[Group, slice, int]) -> None:
@@ -239,77 +211,16 @@ class MixedVecEnv(VecEnv):
             self._begin(index)
         return observations, rewards, dones, infos
 
-    def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
-        info: dict[str, Any] = {
-            "terminal_observation": observations[index].copy(),
-            "TimeLimit.truncated": bool(self._ended[index] == TRUNCATED),
-        }
-        if not self._partial[index]:
-            group = self.groups[index // self.each]
-            summary = episode_summary(group.hosts[index % self.each], group.scenario)
-            summary["scenario"] = group.scenario.name
-            summary["over_baseline"] = summary["makespan_s"] / self._baselines_s[index]
-            info["episode_summary"] = summary
-            info["episode"] = {
-                "r": float(self._returns[index]),
-                "l": summary["decisions"],
-                "t": summary["makespan_s"],
-            }
-        return info
+    def _summary(self, index: int) -> dict[str, Any]:
+        group = self.groups[index // self.each]
+        summary = episode_summary(group.hosts[index % self.each], group.scenario)
+        over = summary["makespan_s"] / self._baselines_s[index]
+        return summary | {"scenario": group.scenario.name, "over_baseline": over}
 
     def _begin(self, index: int, ahead: bool = False) -> None:
-        if not self._traces:
-            self._traces_drawn += _SEEDS_DRAWN_AT_ONCE
-            drawn = trace_seeds(self._entropy, self._traces_drawn, "training")
-            self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
         group, own = self.groups[index // self.each], index % self.each
-        group.begin(own, self._traces.pop(), self._rng, ahead)
+        group.begin(own, self._next_trace(), self._rng, ahead)
         self._partial[index], self._returns[index] = ahead, 0.0
         self._baselines_s[index] = group.baseline_s(own)
         self._units[index] = BASELINE_RETURN * UNIT_S / max(self._baselines_s[index], UNIT_S)
         group.observe(own, self._observations[0][index])
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """
-        An attribute of this batch, once per machine.
-
-        :param attr_name: name of the attribute
-        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
-        """
-        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """
-        Set an attribute of the whole batch.
-
-        :param attr_name: name of the attribute
-        :param value: its value
-        :param indices: of no effect: the machines share their attributes
-        """
-        setattr(self, attr_name, value)
-
-    def env_method(
-        self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
-    ) -> list[Any]:
-        """
-        Refuse: the machines are rows of arrays and have no methods.
-
-        :param method_name: name of the method
-        :param args: of no effect, as `indices` and `kwargs`
-        :param indices: of no effect
-        :param kwargs: of no effect
-        :raises AttributeError: always
-        """
-        raise AttributeError(f"MixedVecEnv has no per-machine method {method_name!r}")
-
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """
-        Whether each machine is wrapped: none is.
-
-        :param wrapper_class: of no effect
-        :param indices: the machines, as Stable-Baselines3 numbers them; None means all
-        """
-        return [False] * len(list(self._get_indices(indices)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def test_jobs_follow_a_trace_scaled_to_the_scenario(tmp_path: Path) -> None:
         (ranking.main, "--out x.md --family 1 --interval 5", "--interval: does not go with"),
     ],
 )
-def test_what_does_not_go_together_is_refused(main, line, said, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_what_does_not_go_together_is_refused(
+    main: Callable[[list[str]], None], line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(line.split())
     assert end.value.code == 2
