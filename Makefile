@@ -13,13 +13,19 @@ SCRIPTS  := $(wildcard train.py deploy.py)
 # What shows cgroup v2 at work in some five minutes of emulation.
 V2_TESTS := tests/live/test_weights.py tests/live/test_live_deploy.py \
 	-k "test_weights or run_to_their_end or check_says"
+# What runs and times real programs has the machine for itself; all else is shared out to processes.
+TIMED    := tests/benchmarks $(addprefix tests/deploy/,engines group linux load) tests/live $(addprefix tests/training/,machine study)
+# A machine that is shared takes vCPUs away for longer than some of these tests can bear: whoever fails
+# has two more tries, some time later, which are shown.
+RERUNS   := --reruns 2 --reruns-delay 10 -r fER
+NODE_IMAGE ?= coretide-node:0.1.0
 SUDO     := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 # Trust what the system trusts: some networks put a certificate of their own in between.
 export UV_SYSTEM_CERTS := true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-live test-live-v2 lint bench lock clean
+.PHONY: help setup demo test test-live test-live-v2 cluster-test node-image memcached-proxy lint bench lock clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -30,13 +36,24 @@ demo: setup  ## measure this machine, deploy on it, compare with a published rul
 	$(SUDO) $(PY) -m deploy.demo
 
 test: lint  ## lint, check the types and run the tests
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile $(TIMED:%=--ignore %)
+	$(PY) -m pytest $(RERUNS) $(TIMED)
 
-test-live: setup  ## kill and break everything the live side stands on; needs root and Docker
-	$(SUDO) $(PY) -m pytest -p no:cacheprovider -m survival tests/live
+test-live: setup  ## heavy checks: kill and break what the live side stands on, measure; root and Docker
+	$(SUDO) $(PY) -m pytest -p no:cacheprovider $(RERUNS) -m survival $(TIMED)
 
 test-live-v2: setup  ## the live tests on cgroup v2, in an emulated guest; needs root and Debian
 	$(SUDO) tests/live/guest/boot $(PY) -m pytest --color=no -p no:cacheprovider $(V2_TESTS)
+
+cluster-test: setup  ## plans on a real Kubernetes control plane, built once; needs Go
+	$(PY) -m tests.cluster.control_plane_build
+	$(PY) -m pytest -m cluster tests/cluster
+
+node-image:  ## the image that a cluster's nodes run, of what is committed; needs Docker
+	git archive HEAD | docker build $(BUILD_FLAGS) --tag $(NODE_IMAGE) --file deploy/node/Dockerfile -
+
+memcached-proxy: setup  ## a memcached with its proxy, built once from Debian's source package
+	$(PY) -m deploy.engines.proxy_build
 
 lint: setup  ## ruff and mypy
 	$(PY) -m ruff check
@@ -54,6 +71,7 @@ COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.10 --g
 lock: $(UV_STAMP)  ## write the lock files anew from pyproject.toml
 	$(COMPILE) $(LOCK_FLAGS) --all-extras --output-file requirements.lock
 	$(COMPILE) $(LOCK_FLAGS) --constraint requirements.lock --output-file requirements-agent.lock
+	$(COMPILE) $(LOCK_FLAGS) --constraint requirements.lock --extra cluster --output-file requirements-node.lock
 
 clean:  ## remove .venv, caches and outputs
 	rm -rf $(VENV) build dist runs demo report bench.json *.egg-info .numba*

@@ -5,6 +5,7 @@ python deploy.py --checkpoint best.zip --scenario cca-2025 --memcached 127.0.0.1
 """
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,11 +19,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     :return: 0 if all is well, 1 if a job or the restoring failed, 128 + signal if interrupted
     :raises SystemExit: with code 2 if what was given is wrong or the machine is not fit for it
     """
+    from deploy.records import terminal
     from deploy.safety import guardian
 
     gc.disable()  # until the loop starts: nothing that is imported is garbage
-    # Forked first, so that it stays small; everything else is imported afterwards.
-    watcher = guardian.spawn()
+    os.umask(os.umask(0) | 0o022)  # nobody else may write to what a deployment makes
+    try:
+        # Forked first, so that it stays small; everything else is imported afterwards.
+        watcher = guardian.spawn()
+    except OSError as error:
+        terminal.complain(f"no guardian can be started: {error.strerror}")
+        return 2
     try:
         from deploy import commands
 

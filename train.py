@@ -3,6 +3,7 @@ Train a policy.
 
 python train.py --env sim --scenario cca-2025
 python train.py --recipe general
+python train.py --resume checkpoints/general.zip --scenario mine.yaml
 python train.py --env vm --scenario local --resume checkpoints/local.zip
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.checkpoint import read_checkpoint
-from agents.general_checkpoint import read_general_checkpoint
+from agents.general_checkpoint import is_general, read_general_checkpoint
 from deploy.commands import add_machine_options, settings_of
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, whole_number
@@ -28,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
     add = command.add_argument
     add("--env", choices=["sim", "vm"], default="sim", help="the simulator, or this machine")
     add("--scenario", help="a shipped scenario or a YAML file (cca-2025)")
-    add("--recipe", help="a shipped recipe or a YAML file (default, or live with --env vm)")
+    add(
+        "--recipe",
+        help="a shipped recipe or a YAML file (default; live with --env vm; tune for general.zip)",
+    )
     add(
         "--steps",
         type=whole_number(1),
@@ -51,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
-        recipe_name = arguments.recipe or ("live" if arguments.env == "vm" else "default")
+        recipe_name = arguments.recipe or default_recipe(arguments)
         recipe = load_recipe(recipe_name)
         if arguments.steps:
             recipe = recipe.model_copy(update={"steps": arguments.steps})
         if recipe.scenarios:
-            train_for_any_scenario(arguments, recipe)
+            train_for_any_scenario(arguments, recipe_name, recipe)
             return
         scenario = load_scenario(arguments.scenario or "cca-2025")
         name = f"{scenario.name}-{Path(recipe_name).stem}-{arguments.seed}"
@@ -87,23 +91,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"best of {folder} on the selection traces (simulated): {figures}")
 
 
-def train_for_any_scenario(arguments: argparse.Namespace, recipe: Recipe) -> None:
+def default_recipe(arguments: argparse.Namespace) -> str:
     """
-    Train one network on the scenarios of a recipe, or on the one that is given.
+    The recipe where nobody names one.
 
     :param arguments: what `parser` read
+    """
+    if arguments.env == "vm":
+        return "live"
+    return "tune" if arguments.resume and is_general(arguments.resume) else "default"
+
+
+def train_for_any_scenario(arguments: argparse.Namespace, recipe_name: str, recipe: Recipe) -> None:
+    """
+    Train one network on the scenarios of a recipe, or tune it to the one that is given.
+
+    :param arguments: what `parser` read
+    :param recipe_name: names the run's folder
     :param recipe: how to train
     :raises InputError: if the checkpoint to go on from does not fit
     """
     if arguments.env == "vm":
         raise InputError("--recipe: one for several scenarios is for the simulator only")
     if arguments.scenario:
-        recipe = recipe.model_copy(update={"scenarios": (arguments.scenario,)})
-    for name in recipe.scenarios:
-        load_scenario(name)
+        alone = {"scenarios": (arguments.scenario,), "family": 0, "selection_family": 0}
+        recipe = recipe.model_copy(update=alone)
+    names = [load_scenario(name).name for name in recipe.scenarios]
     if arguments.resume:
         read_general_checkpoint(arguments.resume)
-    name = f"{Path(arguments.recipe).stem}-{arguments.seed}"
+    name = f"{Path(recipe_name).stem}-{arguments.seed}"
+    if arguments.scenario:
+        name = f"{names[0]}-{name}"
     folder = arguments.out or Path("runs") / name
     require_folder(folder)
     # Imported late: torch takes seconds, and a wrong option should not.

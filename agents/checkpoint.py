@@ -47,7 +47,12 @@ REQUIRED_FIELDS = {
 }
 """What metadata must say, and of which type."""
 
+WORDS = {int: "a whole number", str: "text", list: "a list", dict: "a mapping"}
+"""What messages call those."""
+
 CHECKPOINT_FOLDER = Path(__file__).resolve().parents[1] / "checkpoints"
+ANY_SCENARIO = "general.zip"
+"""The shipped checkpoint of a network for any scenario (`agents.general_checkpoint`)."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,11 @@ class Checkpoint:
         :param scenario: what it is to run
         :raises InputError: if it was made for others
         """
+        if not scenario.jobs:
+            raise InputError(
+                f"{self.path}: made for the jobs of {self.metadata['scenario']}; a queue takes "
+                f"{ANY_SCENARIO}, or --policy first-come"
+            )
         if self.metadata["actions"] != _actions(scenario):
             raise InputError(
                 f"{self.path}: made for scenario {self.metadata['scenario']}, whose actions "
@@ -153,6 +163,30 @@ def find_checkpoint(name: str | Path) -> Path:
     return path
 
 
+def shipped_for(scenario: Scenario) -> str:
+    """
+    The shipped checkpoint to run a scenario with, where nobody names one.
+
+    It is the one trained for the scenario, or else the one for any, which is said on stderr. A
+    queue, whose scenario has no jobs, always has the one for any.
+
+    :param scenario: what is to be run
+    :return: its path from the repository's root
+    """
+    if not scenario.jobs:
+        return f"{CHECKPOINT_FOLDER.name}/{ANY_SCENARIO}"
+    for name in (f"{scenario.name}.zip", "best.zip"):
+        with contextlib.suppress(InputError):
+            if read_checkpoint(CHECKPOINT_FOLDER / name).fits(scenario):
+                return f"{CHECKPOINT_FOLDER.name}/{name}"
+    print(
+        f"coretide: no shipped policy was trained for scenario {scenario.name}; "
+        f"{ANY_SCENARIO} is for any",
+        file=sys.stderr,
+    )
+    return f"{CHECKPOINT_FOLDER.name}/{ANY_SCENARIO}"
+
+
 def read_entries(name: str | Path) -> tuple[Path, Any, Arrays]:
     """
     Read the metadata and the network's arrays of a checkpoint, not yet checked.
@@ -196,7 +230,7 @@ def _what_fits(scenario: Scenario) -> str:
             shipped = read_checkpoint(path)
             if shipped.fits(scenario):
                 return f"{path.name} fits (--checkpoint {path.name})"
-    return "no shipped one fits: train.py makes one"
+    return f"{ANY_SCENARIO} is for any scenario (--checkpoint {ANY_SCENARIO})"
 
 
 @contextmanager
@@ -238,7 +272,7 @@ def _check_metadata(path: Path, metadata: Any) -> None:
         raise InputError(f"{path}: not a coretide checkpoint (its metadata lacks fields)")
     for name, kind in REQUIRED_FIELDS.items():
         if type(metadata[name]) is not kind:
-            raise InputError(f"{path}: its metadata's {name} is not of type {kind.__name__}")
+            raise InputError(f"{path}: its metadata's {name} must be {WORDS[kind]}")
     if metadata["format"] != FORMAT:
         raise InputError(f"{path}: format {metadata['format']}; this version reads {FORMAT}")
     if metadata["observation_version"] != VERSION:

@@ -9,10 +9,11 @@ by a file.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field
 
+from agents.parameter_files import what_fits
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
 from env.scenario import Scenario, profile_traits
@@ -47,6 +48,14 @@ class Policy(Protocol):
         :raises InputError: if the policy cannot run in this scenario
         """
 
+    def change_jobs(self, scenario: Scenario) -> None:
+        """
+        Go on with other jobs, as where a queue is served; what is known of memcached stays known.
+
+        :param scenario: the one of `reset` with other jobs, of which the profile may know nothing
+        :raises InputError: if the policy cannot do that
+        """
+
     def decide(self, telemetry: Telemetry) -> Allocation:
         """
         Who holds what from now on; jobs that are left out keep what they have.
@@ -64,7 +73,12 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    period_s: PositiveFloat
+    period_s: Annotated[float, Field(ge=0.001, le=3600.0)]  # as a scenario's
+
+    @property
+    def planned_jobs(self) -> tuple[str, ...]:
+        """Names of the jobs in the rule's plan; empty for a rule without one."""
+        return ()
 
 
 Rule = TypeVar("Rule", bound=Parameters)
@@ -84,6 +98,8 @@ class Controller(ABC, Generic[Rule]):
     """
 
     schema: ClassVar[type[Parameters]]
+    plans: ClassVar[bool] = False
+    """Whether `reset` arranges all jobs beforehand, so that none may come later."""
     wakes = False
     regulated = True
     needs_cpi = False
@@ -96,13 +112,23 @@ class Controller(ABC, Generic[Rule]):
 
     def reset(self, scenario: Scenario) -> None:
         """See `Policy.reset`; begins a new episode."""
-        self.scenario = scenario
         self.vcpus = tuple(range(scenario.machine.vcpus))
+        self.least, self.most = scenario.service.core_choices[0], scenario.service.core_choices[-1]
+        self._see_jobs(scenario)
+
+    def change_jobs(self, scenario: Scenario) -> None:
+        """See `Policy.change_jobs`."""
+        if self.plans:
+            raise InputError(f"policy {self.name}: arranges its jobs beforehand")
+        self._see_jobs(scenario)
+
+    def _see_jobs(self, scenario: Scenario) -> None:
+        """Take a scenario's jobs in: those that come first are first."""
+        self.scenario = scenario
         arrival_s = {job.name: job.arrival_s for job in scenario.jobs}
         self.job_names = tuple(sorted(scenario.job_names, key=lambda job: arrival_s[job]))
         self.thread_choices = {job.name: job.threads for job in scenario.jobs}
         self._made: dict[tuple[object, ...], JobAllocation] = {}
-        self.least, self.most = scenario.service.core_choices[0], scenario.service.core_choices[-1]
 
     @abstractmethod
     def decide(self, telemetry: Telemetry) -> Allocation:
@@ -195,39 +221,30 @@ class Controller(ABC, Generic[Rule]):
         traits = profile_traits(self.scenario.profile)
         return sorted(jobs, key=lambda job: -traits[job]["work_s"])
 
-    def has_plan(self, jobs: Iterable[str]) -> bool:
+    def has_plan(self) -> bool:
         """
-        Whether a published plan is for this scenario's jobs; for others a rule makes its own.
+        Whether the published plan is for this scenario's jobs; for others a rule makes its own.
 
-        :param jobs: names of the jobs in the plan
         :raises InputError: if the plan names some of the scenario's jobs, but not each once
         """
-        planned = tuple(jobs)
+        planned = self.parameters.planned_jobs
         if not set(planned) & set(self.job_names):
             return False
-        self.require_jobs(planned)
-        return True
-
-    def require_jobs(self, jobs: Iterable[str]) -> None:
-        """
-        Make sure that a rule with a plan names exactly the scenario's jobs.
-
-        :param jobs: names of the jobs in the plan
-        :raises InputError: naming the first job that only one of them has
-        """
-        planned = tuple(jobs)
         for job in planned:
             if job not in self.job_names:
                 raise InputError(
-                    f"policy {self.name}: its plan names the job {job}; "
-                    f"scenario {self.scenario.name} has {', '.join(self.job_names)}"
+                    f"policy {self.name}: its plan names the job {job}; scenario "
+                    f"{self.scenario.name} has {', '.join(self.job_names)}; "
+                    f"{what_fits(self.name, self.scenario)}"
                 )
         for job in self.job_names:
             if planned.count(job) != 1:
                 raise InputError(
                     f"policy {self.name}: its plan must name each job of scenario "
-                    f"{self.scenario.name} once; {job} comes {planned.count(job)} times"
+                    f"{self.scenario.name} once; {job} comes {planned.count(job)} times; "
+                    f"{what_fits(self.name, self.scenario)}"
                 )
+        return True
 
 
 def unfinished(telemetry: Telemetry, jobs: Iterable[str]) -> list[str]:

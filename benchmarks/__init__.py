@@ -1,1 +1,6 @@
-"""How fast it is: measured speed of the simulator, training and decisions."""
+"""
+What does it cost, what is each part worth, and what breaks it?
+
+Speed of simulator, training, decisions and the live loop, experiments beside real programs, and
+fuzzing. A benchmark may import anything, and nothing imports one.
+"""

@@ -29,7 +29,7 @@ from stable_baselines3 import PPO
 
 from env.control import HISTORY
 from env.errors import exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, require_writable, whole_number, write_json
 from env.reward import TERMS
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
@@ -37,7 +37,6 @@ from env.simulator.vector_env import ColocationVecEnv
 from training.evaluation.schedule_search import Schedule
 from training.imitation.expert import find_schedule
 from training.imitation.fit_network import imitate
-from training.outputs import write_json
 from training.ppo.checkpoint_writing import network_of
 from training.ppo.fast_ppo import FastPPO
 from training.ppo.masked_policy import linear_layers

@@ -19,12 +19,11 @@ from rich.table import Table
 import agents
 from env.allocation import Allocation
 from env.errors import exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, require_writable, whole_number, write_json
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import Telemetry
 from training.evaluation.episodes import run_episode, starts_from
-from training.outputs import write_json
 
 MOST_DECISION_US = 50.0
 MOST_EVALUATION_S = 12.0
@@ -77,6 +76,24 @@ def measure(name: str, machine: SimulatedMachine, episodes: int) -> dict[str, An
     }
 
 
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """
+    Print measured beside asked.
+
+    :param rows: of each baseline, see `measure`
+    """
+    table = Table("baseline", "a decision, median [µs]", f"{EPISODES} episodes [CPU s]")
+    for row in rows:
+        table.add_row(row["policy"], f"{row['decision_us']:.1f}", f"{row['evaluation_s']:.1f}")
+    Console().print(table)
+    slowest_us = max(row["decision_us"] for row in rows)
+    longest_s = max(row["evaluation_s"] for row in rows)
+    print(
+        f"slowest decision {slowest_us:.1f} µs (asked: <= {MOST_DECISION_US:g}), "
+        f"longest evaluation {longest_s:.1f} s (asked: <= {MOST_EVALUATION_S:g})"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """
     Measure all shipped baselines from the command line.
@@ -90,20 +107,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = line.parse_args(argv)
     with exit_on_bad_input():
         require_writable(arguments.json)
-    machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025")))
-    rows = [measure(name, machine, arguments.episodes) for name in agents.names()]
-    table = Table("baseline", "a decision, median [µs]", f"{EPISODES} episodes [CPU s]")
-    for row in rows:
-        table.add_row(row["policy"], f"{row['decision_us']:.1f}", f"{row['evaluation_s']:.1f}")
-    Console().print(table)
-    slowest_us = max(row["decision_us"] for row in rows)
-    longest_s = max(row["evaluation_s"] for row in rows)
-    print(
-        f"slowest decision {slowest_us:.1f} µs (asked: <= {MOST_DECISION_US:g}), "
-        f"longest evaluation {longest_s:.1f} s (asked: <= {MOST_EVALUATION_S:g})"
-    )
-    if arguments.json:
-        with exit_on_bad_input():
+        machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025")))
+        rows = [measure(name, machine, arguments.episodes) for name in agents.names()]
+        show(rows)
+        if arguments.json:
             write_json(rows, arguments.json)
 
 

@@ -19,54 +19,27 @@ import json
 import os
 import pickle
 import random
+import re
 import sys
 import tempfile
 import time
 import traceback
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from rich.console import Console
 from rich.table import Table
 
-from agents.checkpoint import METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
-from agents.registry import PARAMETER_FOLDER, make
-from deploy.linux.service_process import Program
-from deploy.records import live_view, mcperf, run_report
-from deploy.records.recorder import (
-    EVENTS_FILE,
-    LOAD_FILE,
-    REPORT_FILE,
-    SAMPLES_FILE,
-    SCENARIO_FILE,
-    Recorder,
-    read_events,
-    read_samples,
-    started_at_s,
-)
-from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, read_state
-from env.allocation import Allocation, JobAllocation
+from agents.checkpoint import METADATA_ENTRY
+from benchmarks.fuzz_readers import FileReader, archive_of, readers
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, whole_number
-from env.inputs.text_files import read_text
-from env.scenario import (
-    PROFILE_FOLDER,
-    SCENARIO_FOLDER,
-    Scenario,
-    load_scenario,
-    scenario_names,
-)
-from env.simulator.profile import load_profile
-from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.processes import process_pool
-from training.recipe import RECIPE_FOLDER, load_recipe
 
 INPUTS = 100_000
 LONGEST_S, MOST_MIB = 2.0, 200.0
@@ -81,6 +54,7 @@ MEMORY = Path("/dev/shm")
 
 WORDS = (
     *("nan", "-nan", "inf", "-inf", "1e999", "-1", "0", "1e308", "0x" + "f" * 9000, "9" * 5000),
+    *("9" * 400, "1;2;3", "0001-01-01T00:00:00", "²", "1..2"),
     *("null", "true", "~", "", " ", "\t", "\n", "\r\n", ",", ";", ":", "[", "]", "{", "}", '"'),
     *(
         "&a",
@@ -100,30 +74,14 @@ WORDS = (
 )
 """What is written into texts."""
 
+A_WORD = re.compile(rb"(?<![^\s,;:])[^\s,;:]+")
+"""A cell of a table, a value of a line."""
+
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**70, 10**400, 0.0, -0.5, 1e-320, 1e308),
     *("", "x", "\x1b[2J", "x" * 5000, "nan", [], [[]], [None], {}, {"": 0}, [0] * 500),
 )
 """What is put in place of values."""
-
-
-@dataclass(frozen=True)
-class FileReader:
-    """
-    Reads one kind of file.
-
-    :param name: what the table calls it
-    :param file: the file's name in a folder that holds nothing else of a run, but for `beside`
-    :param seeds: valid contents
-    :param read: reads the folder's file and does with it what commands do
-    :param beside: further files of the folder
-    """
-
-    name: str
-    file: str
-    seeds: Sequence[bytes]
-    read: Callable[[Path], object]
-    beside: dict[str, bytes]
 
 
 def mutated(reader: FileReader, rng: random.Random) -> bytes:
@@ -185,19 +143,17 @@ def _edited(value: Any, rng: random.Random) -> Any:
 
 
 def _spliced(content: bytes, rng: random.Random) -> bytes:
-    """A copy with some bytes changed, lost, repeated or written over by words."""
+    """A copy with some bytes changed, lost or repeated, or words in place of others."""
     for _ in range(rng.randint(1, 4)):
-        first, last = sorted(rng.randint(0, len(content)) for _ in range(2))
-        last = min(last, first + rng.choice((1, 8, 64, 100_000)))
-        middle = rng.choice(
-            (
-                b"",
-                content[first:last] * rng.randint(2, 4),
-                rng.choice(WORDS).encode(errors="replace"),
-                rng.randbytes(rng.choice((1, 4, 64))),
-                content[:200],
-            )
-        )
+        word = rng.choice(WORDS).encode(errors="replace")
+        if found := rng.random() < 0.3 and A_WORD.search(content, rng.randint(0, len(content))):
+            (first, last), middle = found.span(), word
+        else:
+            first, last = sorted(rng.randint(0, len(content)) for _ in range(2))
+            last = min(last, first + rng.choice((1, 8, 64, 100_000)))
+            repeated = content[first:last] * rng.randint(2, 4)
+            random_bytes = rng.randbytes(rng.choice((1, 4, 64)))
+            middle = rng.choice((b"", repeated, word, random_bytes, content[:200]))
         content = (content[:first] + middle + content[last:])[:300_000]
     return content
 
@@ -213,143 +169,7 @@ def _mutated_archive(content: bytes, rng: random.Random) -> bytes:
         entries[name] = json.dumps(_edited(json.loads(entries[name]), rng)).encode()
     else:
         entries[name] = _spliced(entries[name], rng)
-    return _archive(entries)
-
-
-def _archive(entries: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-@functools.cache
-def readers() -> tuple[FileReader, ...]:
-    """Every reader of files that may come from others; their seeds are small, as reading takes."""
-    scenario = load_scenario("cca-2025")
-    two_jobs = scenario.model_copy(update={"jobs": scenario.jobs[:2]})
-    run = _run_files(two_jobs)
-    problem = {SCENARIO_FILE: run[SCENARIO_FILE]}
-    state = State("0" * 12, "cca-2025", "docker", "unix:///x", 1.0)
-    state.service = ServiceRecord(1, 1, {1: (0, 1)}, Program((0, 0, 0, 0), "/usr/bin/memcached"))
-    state.jobs = {name: JobRecord(attempts=1, opened=True, key="k") for name in scenario.job_names}
-    kinds: list[tuple[str, str, Sequence[bytes], Callable[[Path], object], dict[str, bytes]]] = [
-        ("scenario", "mine.yaml", _scenarios(), _of("mine.yaml", load_scenario), {}),
-        ("profile", "mine.yaml", _profiles(), _of("mine.yaml", load_profile), {}),
-        ("recipe", "mine.yaml", _contents(RECIPE_FOLDER), _of("mine.yaml", load_recipe), {}),
-        ("rule", "mine.yaml", _contents(PARAMETER_FOLDER), partial(_rule, scenario), {}),
-        ("checkpoint", "mine.zip", [_checkpoint()], _of("mine.zip", read_checkpoint), {}),
-        ("state", STATE_FILE, [json.dumps(asdict(state)).encode()], read_state, {}),
-        ("mcperf", LOAD_FILE, [run[LOAD_FILE]], _load, {EVENTS_FILE: run[EVENTS_FILE]}),
-        ("event log", EVENTS_FILE, [run[EVENTS_FILE]], _events, run),
-        ("samples", SAMPLES_FILE, [run[SAMPLES_FILE]], _view, run),
-        ("report.json", REPORT_FILE, [run[REPORT_FILE]], partial(_page, two_jobs), run),
-        ("scenario.json", SCENARIO_FILE, list(problem.values()), _view, run),
-    ]
-    return tuple(FileReader(*kind) for kind in kinds)
-
-
-def _of(name: str, read: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda folder: read(folder / name)
-
-
-def _contents(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.glob("*.yaml"))]
-
-
-def _scenarios() -> list[bytes]:
-    return [(SCENARIO_FOLDER / f"{name}.yaml").read_bytes() for name in scenario_names()]
-
-
-def _profiles() -> list[bytes]:
-    """The shipped ones, with their first two entries of each list, job, VM and error of the fit."""
-    profiles = []
-    for content in _contents(PROFILE_FOLDER):
-        profile = yaml.safe_load(content)
-        profile.pop("hash", None)  # with it, whatever is changed would be refused for that alone
-        for name in ("sources", "fit_error", "excluded", "jobs", "vms"):
-            few = list(profile.get(name, ()))[:2]
-            if name in profile:
-                named = isinstance(profile[name], dict)
-                profile[name] = {key: profile[name][key] for key in few} if named else few
-        profiles.append(yaml.safe_dump(profile, sort_keys=False).encode())
-    return profiles
-
-
-def _checkpoint() -> bytes:
-    """A small one of the shipped one's form."""
-    metadata = read_checkpoint("best.zip").metadata
-    n_features, n_actions = metadata["features"], len(metadata["actions"])
-    arrays = io.BytesIO()
-    np.savez(
-        arrays,
-        weight_0=np.zeros((4, n_features), np.float32),
-        bias_0=np.zeros(4, np.float32),
-        weight_1=np.zeros((n_actions, 4), np.float32),
-        bias_1=np.zeros(n_actions, np.float32),
-    )
-    return _archive(
-        {METADATA_ENTRY: json.dumps(metadata).encode(), WEIGHTS_ENTRY: arrays.getvalue()}
-    )
-
-
-def _run_files(scenario: Scenario) -> dict[str, bytes]:
-    """The files of a small run."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        recorder = Recorder(folder, scenario, time.monotonic())
-        jobs = {job: JobAllocation() for job in scenario.job_names}
-        allocation = Allocation((0, 1), jobs)
-        cores = (0.1,) * scenario.machine.vcpus
-        for time_s in (0.1, 1.1, 2.1):
-            service = ServiceTelemetry(3e4, 0.2, 0.01, qps=9e4, cpu_cores=0.75, p95_us=800.0)
-            done = {job: JobTelemetry(placed.state, 1.0) for job, placed in jobs.items()}
-            recorder.sample(Telemetry(time_s, service, cores, done, allocation), allocation)
-        recorder.event("start", scenario.job_names[0], (2, 3), 2)
-        recorder.event("custom", scenario.job_names[0], detail="attempt 1 failed: why")
-        recorder.event("end", scenario.job_names[0])
-        recorder.close()
-        start_s = started_at_s(folder)
-        rows = [
-            mcperf.format_row([1e2, 2e2], 9e3, 9e3, start_s + i, start_s + i + 1, 0.0)
-            for i in range(3)
-        ]
-        stamps = ["Timestamp start: 1700000000000", "Timestamp end: 1700000009000"]
-        (folder / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, *stamps, ""]))
-        jobs_done = {scenario.job_names[0]: run_report.JobOutcome(0, 0.1, 0.1, 0.1, 2.0, 0.0, 0)}
-        cost = run_report.LoopCost(25.0, 0, 1.0, 50.0)
-        outcome = run_report.Outcome("static", 3.0, jobs_done, 5, 0, cost, True)
-        intervals = run_report.load_intervals(folder)
-        run_report.write(folder, scenario, outcome, intervals, illustrated=False)
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def _rule(scenario: Scenario, folder: Path) -> None:
-    make(folder / "mine.yaml").reset(scenario)
-
-
-def _load(folder: Path) -> None:
-    mcperf.read_rows(
-        read_text(folder / LOAD_FILE, "a load's output", 1 << 20, "", "replace").splitlines()
-    )
-
-
-def _events(folder: Path) -> None:
-    read_events(folder)
-    started_at_s(folder)
-
-
-def _view(folder: Path) -> None:
-    reader = live_view.Reader(folder)
-    reader.update()
-    with (folder / "shown").open("w") as out:
-        Console(file=out, width=100).print(live_view.draw(reader.picture))
-    read_samples(folder)
-
-
-def _page(scenario: Scenario, folder: Path) -> None:
-    run_report.write_page(folder, scenario, run_report.read_report(folder), "")
+    return archive_of(entries)
 
 
 def fault_of(reader: FileReader, folder: Path, content: bytes, measured: bool) -> tuple[bool, str]:

@@ -30,9 +30,11 @@ from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
 from deploy.assembly import group_maker, make_runtime, usable_hierarchy
 from deploy.engines import daemon, images, memcached
 from deploy.linux import realtime
+from deploy.linux.group_sensor import GroupSensor
 from deploy.linux.readiness import await_readable
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.linux.service_process import identify
+from deploy.linux.signals import interrupt_on_stop
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
 from deploy.loop.actuator import Actuator
@@ -45,13 +47,12 @@ from deploy.safety.restore import undo
 from env.action import edit_table
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable
+from env.inputs.commandline import OneLineParser, require_writable, write_json
 from env.observation import VERSION, feature_count
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import LoadTrace
 from env.telemetry import Telemetry
 from training.calibration.logs.course import JOBS
-from training.outputs import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,6 +60,7 @@ ASKED = {
     "decision_us_p50": 60.0,
     "decision_us_p99": 200.0,
     "loop_cpu_pct": 2.0,
+    "loop_cpu_probed_pct": 3.0,
     "agent_rss_mib": 70.0,
     "start_ms": 500.0,
     "reaction_ms_p50": 30.0,
@@ -72,12 +74,27 @@ JUMP_EVERY_S = 1.313
 """No multiple of the polling period, so that jumps fall anywhere between two polls."""
 
 
+def lasting(path: Path) -> Path:
+    """
+    The local scenario with jobs that do not end while a loop is watched.
+
+    :param path: the scenario file to write
+    """
+    scenario = load_scenario("local")
+    endless = [  # what stress-ng is to do comes last
+        job.model_copy(update={"command": job.command[:-2]}) for job in scenario.jobs
+    ]
+    path.write_text(scenario.with_jobs(endless).model_dump_json(), encoding="utf-8")
+    return path
+
+
 class GrowWithLoad:
     """memcached gets its largest set while the load is high: what a reaction is measured with."""
 
     name = "grow-with-load"
     period_s = 1.0
-    wakes = regulated = True
+    wakes = True
+    regulated = False  # the SLO guard would come before the load on a machine that is busy
     probe_window_s = 0.0
     needs_cpi = False
 
@@ -88,6 +105,14 @@ class GrowWithLoad:
         :param scenario: the problem
         """
         self._choices = scenario.service.core_choices
+        self.change_jobs(scenario)
+
+    def change_jobs(self, scenario: Scenario) -> None:
+        """
+        Run another scenario's first job.
+
+        :param scenario: the problem
+        """
         self._first = scenario.job_names[0]
 
     def decide(self, telemetry: Telemetry) -> Allocation:
@@ -133,13 +158,12 @@ def two_vcpus(path: Path, command: Sequence[str]) -> Scenario:
     return load_scenario(path)
 
 
-def write_untrained(path: Path, scenario: Scenario, hidden: int = 64) -> Path:
+def write_untrained(path: Path, scenario: Scenario) -> Path:
     """
     A checkpoint as training exports it, of a network that has learned nothing.
 
     :param path: the checkpoint to write
     :param scenario: the problem whose observations and actions the network has
-    :param hidden: width of its two hidden layers
     """
     table, width = edit_table(scenario), feature_count(scenario)
     metadata = {
@@ -152,7 +176,7 @@ def write_untrained(path: Path, scenario: Scenario, hidden: int = 64) -> Path:
     }
     rng = np.random.default_rng(3)
     arrays: dict[str, Any] = {}
-    sizes = [width, hidden, hidden, len(table)]
+    sizes = [width, 64, 64, len(table)]
     for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         arrays[f"weight_{layer}"] = rng.normal(size=(outputs, inputs)).astype(np.float32)
         arrays[f"bias_{layer}"] = np.zeros(outputs, np.float32)
@@ -185,7 +209,7 @@ def decisions(server: memcached.Memcached, folder: Path, count: int) -> dict[str
     decided: list[float] = []
     sensed: list[float] = []
     with contextlib.ExitStack() as stack:
-        sensor = ServiceSensor(server.host, server.port)
+        sensor = GroupSensor([ServiceSensor(server.host, server.port)])
         stack.callback(sensor.close)
         vcpus = VcpuClock(scenario.machine.vcpus, None)
         stack.callback(vcpus.close)
@@ -298,21 +322,25 @@ def whole_process(
     """
     `deploy.py` with the shipped local policy: start to first change, CPU time, memory.
 
-    The guardian is counted; jobs, probe and live view are not. `loop_cpu_busy_pct` is the CPU time
-    under a network that has learned nothing and changes something at nearly every poll.
+    The guardian is counted; jobs, probe and live view are not. `loop_cpu_probed_pct` is the CPU
+    time with a probe, and `loop_cpu_busy_pct` that under a network that has learned nothing and
+    changes something at nearly every poll.
 
     :param server: memcached
     :param folder: for state and records
     :param url: a Docker daemon; jobs are plain processes if there is none
-    :param seconds: how long its CPU time is watched
+    :param seconds: how long its CPU time is watched [s]
     """
-    shipped = ["--checkpoint", "local.zip", "--scenario", "local"]
+    local = lasting(folder / "local.yaml")
+    shipped = ["--checkpoint", "local.zip", "--scenario", str(local)]
     scenario = two_vcpus(folder / "two.yaml", ["sleep", "600"])
     untrained = ["--checkpoint", str(write_untrained(folder / "new.zip", scenario))]
     untrained += ["--scenario", str(folder / "two.yaml")]
     busy = _deployed(server, folder, url, seconds, untrained)
+    probed = _deployed(server, folder, url, seconds, [*shipped, "--probe"])
     figures = _deployed(server, folder, url, seconds, shipped)
-    return figures | {"loop_cpu_busy_pct": busy["loop_cpu_pct"]}
+    others = {"probed": probed, "busy": busy}
+    return figures | {f"loop_cpu_{name}_pct": one["loop_cpu_pct"] for name, one in others.items()}
 
 
 def _deployed(
@@ -365,14 +393,14 @@ def _machine(
     """A machine of our own making, undone afterwards."""
     states = StateFolder(folder / "state")
     state = State("bench", scenario.name, runtime, url or "", time.monotonic())
-    sensor = ServiceSensor(server.host, server.port)
+    sensor = GroupSensor([ServiceSensor(server.host, server.port)])
     vcpus = VcpuClock(scenario.machine.vcpus, None)
     recorder = Recorder(folder / "records", scenario, state.started_s, listener)
     hierarchy = usable_hierarchy()
     jobs = make_runtime(state, hierarchy)
-    groups = group_maker(state, hierarchy, server.pid)
+    groups = group_maker(state, hierarchy, [server.pid])
     actuator = Actuator(scenario, jobs, states, state, groups, recorder)
-    actuator.follow(identify(server.pid))
+    actuator.follow((identify(server.pid),))
     try:
         yield LiveMachine(scenario, actuator, sensor, vcpus, recorder), recorder
     finally:
@@ -391,7 +419,7 @@ def percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
     Median and 99th percentile.
 
     :param name: what the two keys begin with
-    :param values: at least one
+    :param values: at least one, in any unit
     """
     p50, p99 = np.percentile(values, [50, 99])
     return {f"{name}_p50": float(p50), f"{name}_p99": float(p99)}
@@ -428,24 +456,13 @@ def _rss_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    line = OneLineParser(prog="python -m benchmarks.live", description=__doc__.splitlines()[1])
-    line.add_argument("--json", type=Path, help="write the figures there")
-    line.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
-    return line
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def measure(scale: float) -> dict[str, float]:
     """
-    Measure everything.
+    Everything, on a memcached and a Docker daemon of our own.
 
-    :param argv: command line, the process's own if none is given
+    :param scale: share of the repetitions
+    :return: what was measured, by its name
     """
-    arguments = parser().parse_args(argv)
-    with exit_on_bad_input():
-        require_writable(arguments.json)
-    scale = 0.1 if arguments.quick else 1.0
     figures: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-", dir="/tmp")))
@@ -474,8 +491,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name, value in found.items():
                 asked = f"   asked: at most {ASKED[name]:g}" if name in ASKED else ""
                 print(f"{name:24} {value:10.3f}{asked}", flush=True)
-    if arguments.json:
-        with exit_on_bad_input():
+    return figures
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = OneLineParser(prog="python -m benchmarks.live", description=__doc__.splitlines()[1])
+    line.add_argument("--json", type=Path, help="write the figures there")
+    line.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Measure everything.
+
+    :param argv: command line, the process's own if none is given
+    """
+    arguments = parser().parse_args(argv)
+    interrupt_on_stop()
+    with exit_on_bad_input("stopped; nothing is left running"):
+        require_writable(arguments.json)
+        figures = measure(0.1 if arguments.quick else 1.0)
+        if arguments.json:
             write_json(figures, arguments.json)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} vCPUs")
 

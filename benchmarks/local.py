@@ -3,6 +3,7 @@ The trained policy and a published rule on the local scenario, in turn, on this 
 
     sudo .venv/bin/python -m benchmarks.local --scenario demo/machine/scenario.yaml
     sudo .venv/bin/python -m benchmarks.local --neighbour --policy random --policy static
+    sudo .venv/bin/python -m benchmarks.local --scenario local-group --tap --turns 1
 
 A machine's speed drifts from minute to minute, so policies alternate, another one beginning each
 turn, and each turn is compared by itself. `make demo` measures the machine and leaves the scenario.
@@ -15,16 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, RULE, RUN_S, child, deploy
+from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, PROBE, RULE, RUN_S, child, deploy
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import interrupt_on_stop
 from deploy.loop.live_machine import PREPARE_LIMIT_S
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, require_writable, whole_number, write_json
 from env.scenario import load_scenario
-from training.outputs import write_json
 
 ASKED = 0.9
 """The first policy's makespan over another's, with no more violations."""
@@ -42,7 +42,7 @@ def disturbed() -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
 
 
 def turn(
-    number: int, policies: Sequence[str], problem: str, url: str, folder: Path
+    number: int, policies: Sequence[str], problem: str, url: str, folder: Path, sensor: str
 ) -> list[dict[str, Any]]:
     """
     Run each policy once.
@@ -52,13 +52,14 @@ def turn(
     :param problem: the scenario's file
     :param url: the Docker daemon's address
     :param folder: of the reports
+    :param sensor: the option of `deploy.py` that says who measures latency
     :return: the reports in the order of the policies
     """
     found = {}
     begins = number % len(policies)
     for policy in (*policies[begins:], *policies[:begins]):
         where = folder / f"{Path(policy).stem}-{number}"
-        deploy(policy, problem, url, where, LIMIT_S)
+        deploy(policy, problem, url, where, LIMIT_S, sensor)
         found[policy] = read_report(where)
     return [found[policy] for policy in policies]
 
@@ -91,10 +92,14 @@ def line(report: dict[str, Any]) -> str:
     minutes = (makespan_s or MAKESPAN_S) / 60.0
     latest_ms = report["start_delay_ms"]["max"]
     delay = "" if latest_ms is None else f", starts within {latest_ms:.0f} ms"
+    stages = "".join(
+        f", {name} {each['wait_us']:.0f} + {each['service_us']:.0f} us"
+        for name, each in report["stages"].items()
+    )
     return (
         f"{report['policy']}: {done}, violated {broken}, {sum(report['spoiled'])} spoiled, "
         f"{report['actuations'] / minutes:.0f} changes a minute, guard {report['guard']['steps']} "
-        f"steps{delay}"
+        f"steps{delay}{stages}"
     )
 
 
@@ -106,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     shipped = f"{CHECKPOINT}, {RULE}"
     add("--policy", action="append", help=f"who runs, the first against the others ({shipped})")
     add("--neighbour", action="store_true", help="a busy process disturbs, half of the time")
+    add("--tap", action="store_true", help="latency by the tap in the probe's place")
     add("--turns", type=whole_number(1), default=3, help="runs of each (%(default)s)")
     add("--json", type=Path, help="write the reports there")
     return options
@@ -127,9 +133,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise InputError(f"{CHECKPOINT}: not found; run this in the repository's folder")
         interrupt_on_stop()  # a neighbour that outlived this would be busy for ever
         noise = disturbed() if arguments.neighbour else contextlib.nullcontext()
+        sensor = "--tap" if arguments.tap else PROBE
         with docker_daemon() as url, noise:
             for number in range(arguments.turns):
-                reports = turn(number, policies, arguments.scenario, url, FOLDER / "turns")
+                reports = turn(number, policies, arguments.scenario, url, FOLDER / "turns", sensor)
                 turns.append(reports)
                 verdict = "reached" if reached(reports[0], reports[1:]) else "MISSED"
                 print(" | ".join(map(line, reports)), "|", verdict, flush=True)

@@ -1,13 +1,16 @@
 """
 What a job on memcached's vCPUs costs memcached, by the way in which the job yields to it.
 
-    sudo .venv/bin/python -m benchmarks.sharing [--json FILE] [--turns N] [--quick]
+    sudo .venv/bin/python -m benchmarks.sharing [--json FILE] [--turns N] [--load SHARE] [--quick]
 
 memcached serves a constant load while jobs run on its vCPUs: not at all (none), in groups of the
 least weight (weight), in idle groups (idle), and in groups of memcached's weight (equal). Each way
 is paired with none, right before or after it, and the next turn changes that order: a machine's
 speed drifts. Both memcached's latency at half of what it serves alone and what it serves at most
-are measured, beside one job and beside several, on one vCPU and on two where there is room.
+are measured, beside one job and beside several, on one vCPU and on two where there is room. Whoever
+yields gets at most what memcached leaves; what equal weight gets beyond that, memcached lacks. So
+what yielding costs the jobs shows at a `--load` for which memcached needs no more than its equal
+part of a vCPU: half of it beside one job, a fifth beside four.
 """
 
 import argparse
@@ -28,20 +31,26 @@ from rich.table import Table
 
 from deploy.engines.memcached import Memcached
 from deploy.linux.cgroups import IDLE_FILE, LEAST_WEIGHT
-from deploy.linux.sensors import StatsConnection, ThreadClock
+from deploy.linux.sensors import ThreadClock
 from deploy.linux.service_process import identify
 from deploy.linux.signals import interrupt_on_stop
+from deploy.linux.stats_connection import StatsConnection
 from deploy.records.mcperf import percentile
 from env.allocation import Weight
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import (
+    OneLineParser,
+    number,
+    require_writable,
+    whole_number,
+    write_json,
+)
 from env.scenario import Job
 from env.simulator.load import LoadTrace
 from training.machine import preflight
 from training.machine.pressure import STRESS, Beside
 from training.machine.readings import FOREIGN_LIMIT, requests_served
 from training.machine.testbed import Neighbour, Testbed, Timing, on_time, open_testbed, sleep_until
-from training.outputs import write_json
 
 MODES = ("none", "weight", "idle", "equal")
 REST = "rest"
@@ -49,9 +58,6 @@ REST = "rest"
 
 SERVICE_THREADS = 2
 MOST_VCPUS = 2
-
-LOAD = 0.5
-"""The load that latencies are measured at, in times of what memcached alone serves at most."""
 
 OVERLOAD_QPS = 1_000_000
 """More than memcached serves."""
@@ -61,8 +67,10 @@ JOBS = tuple(
     for name in ("matrix", "cpu", "stream", "cache")
 )
 
-COLUMNS = ("p50 us", "p95 us", "p99 us", "run delay", "vCPUs", "most/s")
-CAPTION = "vCPUs: what the jobs got; in brackets: in times of none"
+COLUMNS = ("p50 us", "p95 us", "p99 us", "run delay", "jobs/left", "most/s")
+CAPTION = (
+    "jobs/left: vCPUs that the jobs got, and that memcached left; in brackets: in times of none"
+)
 COMPARED = ("p50_us", "p95_us", "p99_us", "run_delay", "max_qps")
 """What is also given in times of what it is without any job."""
 
@@ -77,11 +85,13 @@ class Plan:
     :param turns: of each arrangement
     :param latency: of a slice at the usual load
     :param throughput: of a slice at more than memcached serves
+    :param load: the usual one, in times of what memcached alone serves at most
     """
 
     turns: int
     latency: Timing
     throughput: Timing
+    load: float = 0.5
 
 
 FULL = Plan(3, Timing(1.2, 0.25), Timing(0.6, 0.2))
@@ -175,8 +185,8 @@ def slices(
     :param modes: of each slice
     :param qps: the load [requests/s]
     :param timing: of each slice
-    :return: latencies, run delay [s per CPU second], throughput and the jobs' vCPUs in each slice
-        that is no rest
+    :return: latencies, run delay [s per CPU second], throughput, memcached's vCPUs and the jobs' in
+        each slice that is no rest
     """
     # A slice more at each end: the client may start late, and it ends with its last one.
     trace = LoadTrace.explicit([qps] * (len(modes) + 2), timing.step_s)
@@ -206,12 +216,12 @@ def slices(
             latencies = sorted(client.probe.between(begun_s, ended_s))
             if not latencies:
                 raise InputError("the probe stood still for a whole slice; is the machine busy?")
-            length_s = ended_s - begun_s
+            length_s, cpu_s = ended_s - begun_s, after.cpu_s - before.cpu_s
             found.append(
                 {f"p{rank}_us": 1e6 * percentile(latencies, float(rank)) for rank in (50, 95, 99)}
                 | {
-                    "run_delay": (after.run_delay_s - before.run_delay_s)
-                    / max(1e-9, after.cpu_s - before.cpu_s),
+                    "run_delay": (after.run_delay_s - before.run_delay_s) / max(1e-9, cpu_s),
+                    "memcached_vcpus": cpu_s / length_s,
                     "job_vcpus": (job_then_s - job_s) / length_s,
                     "qps": (served_then - served) / length_s,
                 }
@@ -260,11 +270,12 @@ def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) 
         most = slices(bench, server, crowd, sequence, OVERLOAD_QPS, plan.throughput)
         measured = [mode for mode in sequence if mode != REST]
         alone = [row["qps"] for row, mode in zip(most, measured, strict=True) if mode == "none"]
-        load_qps = round(LOAD * median(alone))
+        load_qps = round(plan.load * median(alone))
         rows = slices(bench, server, crowd, sequence, load_qps, plan.latency)
     for row, limit in zip(rows, most, strict=True):
         del row["qps"]
         row["max_qps"] = limit["qps"]
+        row["left_vcpus"] = len(what.cores) - row.pop("memcached_vcpus")
     return {"load_qps": load_qps} | summary(measured, rows, plan.turns)
 
 
@@ -317,8 +328,8 @@ def table(what: Colocation, measured: dict[str, Any]) -> Table:
         view.add_column(column, justify="right", no_wrap=True)
     for mode, figures in measured["modes"].items():
         view.add_row(mode, *cells(figures, measured["ratios"].get(mode, {})), style="bold")
-        for number, turn in enumerate(measured["turns"], start=1):
-            view.add_row(f"turn {number}", *cells(turn[mode], {}))
+        for index, turn in enumerate(measured["turns"], start=1):
+            view.add_row(f"turn {index}", *cells(turn[mode], {}))
     return view
 
 
@@ -337,9 +348,9 @@ def cells(figures: Figures, ratios: Mapping[str, float | None]) -> list[str]:
     return [
         f"{figures['p50_us']:,.0f}",
         cell("p95_us", f"{figures['p95_us']:,.0f}"),
-        cell("p99_us", f"{figures['p99_us']:,.0f}"),
+        f"{figures['p99_us']:,.0f}",
         cell("run_delay", f"{figures['run_delay']:.2f}"),
-        f"{figures['job_vcpus']:.2f}",
+        f"{figures['job_vcpus']:.2f}/{figures['left_vcpus']:.2f}",
         cell("max_qps", f"{figures['max_qps'] / 1e3:,.0f}K"),
     ]
 
@@ -350,6 +361,12 @@ def parser() -> argparse.ArgumentParser:
     add = line.add_argument
     add("--json", type=Path, help="write the figures there")
     add("--turns", type=whole_number(1), help="of each arrangement (3, with --quick 1)")
+    add(
+        "--load",
+        type=number(0.01),
+        default=FULL.load,
+        help="the load, in times of what memcached alone serves at most (%(default)s)",
+    )
     add("--quick", action="store_true", help="shorter slices: all of it within a minute")
     return line
 
@@ -390,7 +407,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     plan = QUICK if arguments.quick else FULL
-    plan = replace(plan, turns=arguments.turns or plan.turns)
+    plan = replace(plan, turns=arguments.turns or plan.turns, load=arguments.load)
     interrupt_on_stop()
     with exit_on_bad_input("stopped; nothing is left running"):
         require_writable(arguments.json)

@@ -31,8 +31,13 @@ from rich.table import Table
 
 from deploy.linux.helpers import helper_command
 from env.errors import exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_folder, require_writable, whole_number
-from training.outputs import write_json
+from env.inputs.commandline import (
+    OneLineParser,
+    require_folder,
+    require_writable,
+    whole_number,
+    write_json,
+)
 from training.statistics import mean_and_ci95
 
 CHECKPOINT = Path("checkpoints/best.zip")
@@ -91,11 +96,12 @@ def _action_stream(n_actions: int) -> tuple[Any, str]:
     return RandomEdits(n_actions), f"legal random edits, probability {EDIT_PROBABILITY}"
 
 
-def _batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, str]:
+def _batch_speed() -> tuple[float, float, str]:
     """Steps and simulated seconds per second of `ColocationVecEnv` on a core, and who acts."""
     from env.scenario import load_scenario
     from env.simulator.vector_env import ColocationVecEnv
 
+    n_steps, warm_up = 300, 100
     environments = ColocationVecEnv(load_scenario("cca-2025"), BATCH, gamma=1.0)
     actor, stream = _action_stream(len(environments.factory.table))
     observations = environments.reset()
@@ -111,11 +117,12 @@ def _batch_speed(n_steps: int = 300, warm_up: int = 100) -> tuple[float, float, 
     return n_steps * BATCH / spent, simulated / spent, stream
 
 
-def _single_step_us(n_steps: int = 5000) -> float:
+def _single_step_us() -> float:
     """Microseconds of one step of the Gymnasium environment."""
     import gymnasium
     from gymnasium import spaces
 
+    n_steps = 5000
     environment = gymnasium.make("env.registration:coretide/Colocation-v0")
     assert isinstance(environment.action_space, spaces.Discrete)
     actor = RandomEdits(int(environment.action_space.n))
@@ -406,21 +413,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_writable(arguments.json)
         if arguments.learning_curves is not None:
             require_folder(arguments.learning_curves)
-    if arguments.train:
-        print(
-            json.dumps(
-                training_run(arguments.train == "fast", arguments.rollouts, arguments.threads)
-            )
-        )
-    elif arguments.learning_curves:
-        with exit_on_bad_input():
+        if arguments.train:
+            fast = arguments.train == "fast"
+            print(json.dumps(training_run(fast, arguments.rollouts, arguments.threads)))
+        elif arguments.learning_curves:
             report = learning_curves(arguments.learning_curves, arguments.seeds, arguments.steps)
-        print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
-    else:
-        report = measure(arguments.repetitions, arguments.rollouts, arguments.threads)
-        show(report)
-        if arguments.json:
-            with exit_on_bad_input():
+            print(json.dumps({name: report[name] for name in ("makespan_s", "violation_ratio")}))
+        else:
+            report = measure(arguments.repetitions, arguments.rollouts, arguments.threads)
+            show(report)
+            if arguments.json:
                 write_json(report, arguments.json)
 
 

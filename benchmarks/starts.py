@@ -6,7 +6,7 @@ What starting containers costs memcached, by Docker's control group and by rests
 The local scenario's jobs are made one after the other, at background weight, beside memcached under
 a constant load, and wait at their gates, which are then opened at once. Docker outside of any
 group, as it starts, in its group, in its group with the actuator's rests after each container, and
-in a group of the least weight take turns. The experiment behind a section of docs/decisions.md.
+in a group of the least weight take turns. The experiment behind an entry of docs/decisions.md.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from deploy.jobs.runtimes import Attempt
 from deploy.linux import realtime
 from deploy.linux.cgroups import LEAST_WEIGHT, JobGroup, find_hierarchy, job_groups_beside, members
 from deploy.linux.service_process import pin
+from deploy.linux.signals import interrupt_on_stop
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
 from deploy.loop.actuator import REST
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     jobs = load_scenario("local").jobs
+    interrupt_on_stop()
     with exit_on_bad_input(), contextlib.ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ct-")))
         engine = stack.enter_context(daemon.running(base / "d"))

@@ -6,10 +6,11 @@ is undone. `deploy.deployment` and `deploy.live_episodes` use both.
 """
 
 import contextlib
+import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,13 @@ from deploy.linux.cgroups import (
     job_groups_beside,
 )
 from deploy.linux.counters import CpiSensor, why_not_counted
+from deploy.linux.group_sensor import PROXY, GroupSensor
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.loop.actuator import Actuator
-from deploy.loop.live_machine import Actuation, LiveMachine
+from deploy.loop.actuator_interface import Actuation
+from deploy.loop.admission import Admission, Arrivals
+from deploy.loop.live_machine import LiveMachine
+from deploy.queue.spool import Spool
 from deploy.records.recorder import SCHEDULER, Event, Recorder, set_aside
 from deploy.records.state import STATE_FILE, State, StateFolder, as_json, claim
 from deploy.safety.guardian import Guardian, make_safe
@@ -36,10 +41,11 @@ from deploy.safety.restore import in_words, is_gone, undo
 from deploy.settings import Settings
 from env.allocation import Weight
 from env.errors import InputError, fault, os_reason
-from env.scenario import Scenario
+from env.scenario import Scenario, Service
 
 if TYPE_CHECKING:
-    from deploy.load.probe import Probe
+    from deploy.node.node_pods import NodePods
+    from deploy.records.latencies import LatencySensor
 
 FIND_LIMIT_S = 1.0
 """How long memcached may take to answer at the start."""
@@ -55,30 +61,36 @@ class Parts:
     :param scenario: the problem
     :param folder: the state folder, locked
     :param state: the deployment, new or to be resumed
-    :param service: memcached's process
+    :param service: memcached's processes, the one that clients ask first
     :param sensor: reads memcached
     :param vcpus: reads the vCPUs' busy times
     :param recorder: writes the records
     :param cpi: counts memcached's cycles, for a policy that cannot decide without them
-    :param probe: measures latency, where that is wanted
+    :param latency: measures latency, where that is wanted
     """
 
     scenario: Scenario
     folder: StateFolder
     state: State
-    service: service_process.Identity
-    sensor: ServiceSensor
+    service: tuple[service_process.Identity, ...]
+    sensor: GroupSensor
     vcpus: VcpuClock
     recorder: Recorder
     cpi: CpiSensor | None
-    probe: "Probe | None"
+    latency: "LatencySensor | None"
 
-    def machine(self, actuator: Actuation, guardian: Guardian | None = None) -> LiveMachine:
+    def machine(
+        self,
+        actuator: Actuation,
+        guardian: Guardian | None = None,
+        admission: Arrivals | None = None,
+    ) -> LiveMachine:
         """
         The machine as a policy sees it.
 
         :param actuator: performs allocations
         :param guardian: is kept from acting; None for a machine that nothing is done to
+        :param admission: brings jobs one by one, where a queue or a cluster's node has them
         """
         return LiveMachine(
             self.scenario,
@@ -87,8 +99,9 @@ class Parts:
             self.vcpus,
             self.recorder,
             guardian,
-            self.probe,
+            self.latency,
             self.cpi,
+            admission,
         )
 
 
@@ -113,10 +126,9 @@ def assembled(
         folder.lock()
         stack.callback(folder.unlock)
         state = begin_state(scenario, settings, folder)
-        known = None if state.service is None else state.service.program
-        sensor = ServiceSensor(settings.host, settings.port, known)
+        sensor = service_sensor(scenario.service, settings, state)
         stack.callback(sensor.close)
-        service = find_service(sensor, settings, state.started_s)
+        service = find_service(sensor, state.started_s)
         if not settings.dry_run:
             stack.enter_context(claim())
         cpi = None
@@ -129,13 +141,10 @@ def assembled(
             set_aside(settings.report)
         recorder = Recorder(settings.report, scenario, state.started_s, partial(_tell, listeners))
         stack.callback(recorder.close)
-        probe = None
-        if settings.probe:
-            from deploy.load.probe import Probe  # late: only who measures latency needs it
-
-            probe = Probe(settings.host, settings.port, realtime.last_cpu())
-            stack.callback(probe.stop)
-        yield Parts(scenario, folder, state, service, sensor, vcpus, recorder, cpi, probe)
+        latency = latency_sensor(scenario, settings, service)
+        if latency is not None:
+            stack.callback(latency.stop)
+        yield Parts(scenario, folder, state, service, sensor, vcpus, recorder, cpi, latency)
 
 
 def _tell(listeners: Sequence[Callable[[Event], None]], event: Event) -> None:
@@ -171,6 +180,8 @@ def steered(
     settings: Settings,
     guardian: Guardian,
     leave_jobs: Callable[[], bool] = lambda: False,
+    spool: Spool | None = None,
+    pods: "NodePods | None" = None,
 ) -> Iterator[Steering]:
     """
     Take hold of the machine, and leave it as it was found.
@@ -179,13 +190,21 @@ def steered(
     :param settings: see there
     :param guardian: makes the machine safe if this process dies; it is dismissed once all is undone
     :param leave_jobs: asked at the end: whether the jobs are to be left running
+    :param spool: the queue that brings the jobs, where one does
+    :param pods: of the cluster's node whose batch pods are the jobs
     :raises InputError: if the jobs cannot be run here, or an earlier deployment not be taken over
     """
     folder, state, recorder = parts.folder, parts.state, parts.recorder
     hierarchy = usable_hierarchy()
     runtime = make_runtime(state, hierarchy)
-    groups = group_maker(state, hierarchy, parts.service.pid)
-    actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder)
+    groups = None
+    if pods is None:
+        groups = group_maker(state, hierarchy, [who.pid for who in parts.service])
+    try:
+        actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder)
+    except (OSError, RuntimeError) as error:  # it needs a thread, and descriptors in reserve
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"jobs cannot be run: {reason.lower()}") from error
     if not settings.resume:
         folder.begin(state)
         try:
@@ -194,7 +213,15 @@ def steered(
             end(state, folder, runtime, hierarchy, False, recorder)
             raise InputError(f"background: cannot be had: {os_reason(error).lower()}") from error
     guardian.watch(folder.path / STATE_FILE)
-    steering = Steering(parts.machine(actuator, guardian))
+    admission: Arrivals | None = None
+    if spool is not None:
+        admission = Admission(spool, parts.scenario, actuator, recorder)
+    elif pods is not None:
+        from deploy.node.pod_admission import PodAdmission  # late: few need it
+
+        state.background = LEAST_WEIGHT[pods.hierarchy.version]
+        admission = PodAdmission(pods, actuator, recorder)
+    steering = Steering(parts.machine(actuator, guardian, admission))
     if settings.resume:
         try:
             steering.machine.take_over()
@@ -207,7 +234,9 @@ def steered(
         actuator.close()
         steering.left = leave_jobs()
         steering.gone = is_gone(state)
-        steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder)
+        steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder, admission)
+        if admission is not None:
+            admission.close()  # also where jobs are left running: its folder is closed now
         if not steering.faults:
             guardian.stop()  # the report takes seconds, without a beat
 
@@ -219,6 +248,7 @@ def end(
     hierarchy: Hierarchy | None,
     leave: bool,
     recorder: Recorder,
+    admission: Arrivals | None = None,
 ) -> list[str]:
     """
     Leave the machine as it was found, or safe with the jobs running where that was asked for.
@@ -229,6 +259,7 @@ def end(
     :param hierarchy: how control groups are mounted, if they are
     :param leave: whether the jobs are left running
     :param recorder: is told how it went
+    :param admission: what brought the jobs one by one, if anything did
     :return: what could not be undone, one line each
     """
     if leave:
@@ -240,11 +271,12 @@ def end(
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
         return faults
     faults = undo(state, folder, runtime, hierarchy)
-    for left in faults:
-        recorder.event("custom", SCHEDULER, detail=left)
-    if not faults:
-        recorder.event("custom", SCHEDULER, detail=in_words(state))
-        folder.clear()
+    if admission is not None and not faults:
+        faults = admission.settle(state, folder)
+    if not faults and (left := folder.clear()):
+        faults = [left]
+    for each in faults or [in_words(state)]:
+        recorder.event("custom", SCHEDULER, detail=each)
     return faults
 
 
@@ -262,12 +294,23 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
         left = folder.load()
     except InputError as error:
         raise InputError(f"{error}; --restore ends what it has left") from error
+    queue = "" if settings.queue is None else str(settings.queue.resolve())
     if settings.resume:
         if left is None:
             raise InputError(f"{folder.path}: no deployment to resume")
+        if left.queue != queue:
+            raise InputError(
+                f"{folder.path}: holds a deployment {_whose_jobs(left.queue)}, "
+                f"not {_whose_jobs(queue)}"
+            )
         if left.scenario != scenario.name:
             raise InputError(
                 f"{folder.path}: holds a deployment of {left.scenario}, not of {scenario.name}"
+            )
+        if len(left.service) not in (0, scenario.service.processes):
+            raise InputError(
+                f"{folder.path}: holds a deployment of {len(left.service)} memcached processes, "
+                f"not of {scenario.service.processes}"
             )
         return left
     if left is not None and not settings.dry_run:
@@ -281,7 +324,12 @@ def begin_state(scenario: Scenario, settings: Settings, folder: StateFolder) -> 
         docker=docker_address(settings) if settings.runtime == "docker" else "",
         started_s=time.monotonic(),
         privileged=settings.privileged,
+        queue=queue,
     )
+
+
+def _whose_jobs(queue: str) -> str:
+    return f"that serves the queue {queue}" if queue else "of the scenario's own jobs"
 
 
 def docker_address(settings: Settings) -> str:
@@ -298,44 +346,73 @@ def docker_address(settings: Settings) -> str:
     return address
 
 
-def find_service(
-    sensor: ServiceSensor, settings: Settings, started_s: float
-) -> service_process.Identity:
+def service_sensor(
+    service: Service, settings: Settings, resumed: State | None = None
+) -> GroupSensor:
     """
-    Wait until memcached has answered.
+    What reads memcached's processes.
+
+    :param service: of the scenario
+    :param settings: name their addresses, as many as the service has processes
+    :param resumed: a deployment that knows what must run there
+    """
+    known: Iterable[service_process.Program | None] = itertools.repeat(None)
+    if resumed is not None and resumed.service:
+        known = [record.program for record in resumed.service]
+    sensors = [
+        ServiceSensor(host, port, program, settings.inside)
+        for (host, port), program in zip(settings.addresses, known, strict=False)
+    ]
+    return GroupSensor(sensors, service.proxy, service.replicas)
+
+
+def find_service(sensor: GroupSensor, started_s: float) -> tuple[service_process.Identity, ...]:
+    """
+    Wait until memcached has answered, each process of it.
 
     :param sensor: looks for memcached
-    :param settings: names the address of memcached
     :param started_s: when the sensor's clock was 0, on the monotonic clock [s]
-    :return: memcached's process
-    :raises InputError: if no memcached of this machine answers
+    :return: its processes, the one that clients ask first
+    :raises InputError: if not all of them are this machine's, and answer
     """
     give_up_s = time.monotonic() - started_s + FIND_LIMIT_S
-    while sensor.who is None:
+    while not sensor.who:
         now_s = time.monotonic() - started_s
         if now_s > give_up_s:
-            raise InputError(f"{settings.host}:{settings.port}: {_why_not_found(sensor)}")
+            raise InputError(_why_not_found(sensor))
         sensor.ask(now_s)
         time.sleep(0.001)
         sensor.receive(now_s)
     return sensor.who
 
 
-def _why_not_found(sensor: ServiceSensor) -> str:
+def _why_not_found(group: GroupSensor) -> str:
+    """Who does not answer, and why, as far as that is known."""
+    name, sensor = next(
+        (name, one) for name, one in zip(group.names, group.sensors, strict=True) if one.who is None
+    )
+    where = f"{sensor.stats.host}:{sensor.stats.port}"
     process = Path(f"/proc/{sensor.stats.pid}")
     if sensor.stats.pid and process.exists() and not os.access(process / "fd", os.R_OK):
-        return f"{process.name} is another user's process: run as root"
-    if trouble := sensor.stats.complaint or "; ".join(sensor.news):
-        return f"no memcached is followed: {trouble}"
-    return "no memcached of this machine answers there"
+        return f"{where}: {process.name} is another user's process: run as root"
+    if trouble := sensor.stats.complaint or "; ".join(group.news):
+        return f"{where}: no memcached is followed: {trouble}"
+    if name == PROXY:
+        from deploy.engines import nutcracker, proxy_build  # late: few need them
+
+        if group.proxy == "nutcracker":
+            return f"{where}: no nutcracker of this machine answers there; {nutcracker.HOW}"
+        return f"{where}: no proxy of memcached's answers there; {proxy_build.HOW}"
+    whose = f", the scenario's {name}" if name else ""
+    return f"{where}: no memcached of this machine answers there{whose}"
 
 
-def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiSensor:
+def cpi_sensor(policy: str, who: tuple[service_process.Identity, ...], now_s: float) -> CpiSensor:
     """
     What counts memcached's cycles, for a policy that cannot decide without them.
 
     :param policy: the policy's name
-    :param who: memcached's process
+    :param who: memcached's processes
     :param now_s: the present time on the loop's clock [s]
     :raises InputError: if this machine does not count cycles, or not for this user
     """
@@ -345,6 +422,31 @@ def cpi_sensor(policy: str, who: service_process.Identity, now_s: float) -> CpiS
         raise InputError(
             f"policy {policy}: decides by cycles per instruction: {why_not_counted(error)}"
         ) from error
+
+
+def latency_sensor(
+    scenario: Scenario, settings: Settings, who: tuple[service_process.Identity, ...]
+) -> "LatencySensor | None":
+    """
+    What measures memcached's latency, started; None where that is not wanted.
+
+    :param scenario: says what is late
+    :param settings: say who measures, and where memcached is
+    :param who: memcached's processes
+    :raises InputError: if the tap cannot be had here
+    """
+    # Late: only who measures latency needs them.
+    if settings.tap:
+        from deploy.tap.latency_tap import Tap
+
+        service = scenario.service
+        ports, pids = [port for _, port in settings.addresses], [one.pid for one in who]
+        return Tap(ports, pids, 1e-6 * service.slo_us, service.proxy is not None)
+    if settings.probe:
+        from deploy.load.probe import Probe
+
+        return Probe(settings.host, settings.port, realtime.last_cpu())
+    return None
 
 
 def usable_hierarchy() -> Hierarchy | None:
@@ -375,20 +477,26 @@ def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
 
 
 def group_maker(
-    state: State, hierarchy: Hierarchy | None, service_pid: int
+    state: State, hierarchy: Hierarchy | None, service_pids: Sequence[int]
 ) -> Callable[[str], JobGroup] | None:
     """
     What makes the jobs' control groups; None where there are no groups.
 
     :param state: its nonce marks the groups
     :param hierarchy: how control groups are mounted, if they are
-    :param service_pid: process id of memcached, beside whose group the jobs' groups are made
+    :param service_pids: process ids of memcached, beside whose groups the jobs' groups are made
+    :raises InputError: if they are not in one place, or one is in the background
     """
     if hierarchy is None:
         return None
+    places = {hierarchy.group_of(pid).parent for pid in service_pids}
+    if len(places) > 1:
+        apart = ", ".join(sorted(map(str, places)))
+        raise InputError(f"memcached's control groups are below {apart}; it must be one place")
     state.background = LEAST_WEIGHT[hierarchy.version]
-    beside = job_groups_beside(hierarchy, service_pid)
-    return lambda job: beside(f"coretide-{state.nonce}-{job}")
+    # All are asked, as each may refuse; being in one place, they make the same groups.
+    makers = [job_groups_beside(hierarchy, pid) for pid in service_pids]
+    return lambda job: makers[0](f"coretide-{state.nonce}-{job}")
 
 
 def _require_groups(actuator: Actuator, groups: Callable[[str], JobGroup] | None) -> None:
@@ -397,7 +505,7 @@ def _require_groups(actuator: Actuator, groups: Callable[[str], JobGroup] | None
 
     :raises OSError: if the machine does not allow it
     """
-    if groups is not None:
+    if groups is not None and actuator.jobs:
         first = next(iter(actuator.jobs.values()))
         first.make_group()
         groups(first.job.name).set_weight(Weight.BACKGROUND)

@@ -1,5 +1,5 @@
 """
-`--check`: is this machine fit? Every line says what was looked at and what was found.
+`--check`: is this machine fit? Every line says what was checked and what was found.
 
 Nothing is changed that is not put back at once, whatever ends the program meanwhile; what runs is
 background work beside memcached for a second, to see that it really yields.
@@ -14,24 +14,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.assembly import begin_state, docker_address, find_service, usable_hierarchy
+from deploy.assembly import (
+    begin_state,
+    docker_address,
+    find_service,
+    service_sensor,
+    usable_hierarchy,
+)
 from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs.placement import set_policy
 from deploy.jobs.yielding import RunDelay, run_delay
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
-from deploy.linux.sensors import ServiceSensor, VcpuClock
+from deploy.linux.sensors import VcpuClock
+from deploy.linux.service_process import Identity
 from deploy.linux.signals import held
-from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, StateFolder, claim
+from deploy.records.state import STATE_FILE, JobRecord, StateFolder, claim, service_record
 from deploy.requirements import (
     FAULT,
     OK,
     WARNING,
     Finding,
+    addresses,
+    descriptors,
     docker_answers,
     folders,
     groups,
+    latency_tap,
     period,
     vcpus,
 )
@@ -50,7 +60,7 @@ LATENESS_LIMIT_MS = 5.0
 
 def check(scenario: Scenario, settings: Settings, guardian: Guardian) -> int:
     """
-    Look at everything a deployment needs, and print what was found.
+    Check everything that a deployment needs, and print what was found.
 
     :param scenario: the problem
     :param settings: the deployment's, with the addresses of memcached and Docker
@@ -58,11 +68,14 @@ def check(scenario: Scenario, settings: Settings, guardian: Guardian) -> int:
     :return: the exit code: 0 if nothing stands in the way
     """
     hierarchy = usable_hierarchy()
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: vcpus(scenario),
         lambda: _memory(scenario),
+        lambda: descriptors(scenario),
         lambda: groups(settings),
+        lambda: addresses(scenario, settings),
         lambda: _service(scenario, settings, hierarchy, guardian),
+        lambda: latency_tap(settings),
         lambda: _docker(scenario, settings),
         lambda: folders(settings),
         lambda: period(scenario),
@@ -70,8 +83,8 @@ def check(scenario: Scenario, settings: Settings, guardian: Guardian) -> int:
         lambda: _vcpu_times(scenario, hierarchy),
     ]
     worst = EXIT_OK
-    for look in looks:
-        for finding in look():
+    for check_one in checks:
+        for finding in check_one():
             print(f"{finding.verdict:>4}  {finding.what}: {finding.found}", flush=True)
             if finding.verdict == FAULT:
                 worst = EXIT_FAILED
@@ -96,20 +109,26 @@ def _service(
     scenario: Scenario, settings: Settings, hierarchy: Hierarchy | None, guardian: Guardian
 ) -> Iterator[Finding]:
     """memcached, and what can be done beside it."""
-    sensor = ServiceSensor(settings.host, settings.port)
+    if len(settings.addresses) != scenario.service.processes:
+        return
+    sensor = service_sensor(scenario.service, settings)
     with contextlib.closing(sensor):
         try:
-            who = find_service(sensor, settings, time.monotonic())
+            who = find_service(sensor, time.monotonic())
         except InputError as error:
             where, _, found = str(error).partition(": ")
             yield Finding(FAULT, where, found)
             return
-        workers = sensor.stats.threads
-    verdict = OK if workers == scenario.service.threads else WARNING
+        workers = [one.stats.threads for one in sensor.sensors]
+    verdict = OK if sum(workers) == scenario.service.threads else WARNING
+    found = ", ".join(
+        f"process {one.pid}, {count} worker threads"
+        for one, count in zip(who, workers, strict=True)
+    )
     yield Finding(
         verdict,
-        f"memcached at {settings.host}:{settings.port}",
-        f"process {who.pid}, {workers} worker threads; the scenario has {scenario.service.threads}",
+        f"memcached at {', '.join(f'{host}:{port}' for host, port in settings.addresses)}",
+        f"{found}; the scenario has {scenario.service.threads}",
     )
     yield _cycles(who)
     try:
@@ -132,7 +151,7 @@ def _written_down(
     scenario: Scenario,
     settings: Settings,
     hierarchy: Hierarchy | None,
-    who: service_process.Identity,
+    who: tuple[Identity, ...],
 ) -> Iterator[Path]:
     """
     Let the guardian and `--restore` know what is tried, should this program be killed meanwhile.
@@ -145,8 +164,7 @@ def _written_down(
     try:
         state = begin_state(scenario, replace(settings, runtime="process", resume=False), folder)
         state.scenario = f"a check of {scenario.name}"  # nothing that could be resumed
-        had, runs = service_process.affinities(who.pid), service_process.program(who.pid)
-        state.service = ServiceRecord(who.pid, who.started, had, runs)
+        state.service = [service_record(one) for one in who]
         if hierarchy is not None:
             group = _trial_group(hierarchy, who)
             state.jobs["check"] = JobRecord(
@@ -156,26 +174,29 @@ def _written_down(
         try:
             yield folder.path / STATE_FILE
         finally:
-            folder.clear()
+            if left := folder.clear():
+                raise InputError(left)
     finally:
         folder.unlock()
 
 
-def _moves(scenario: Scenario, who: service_process.Identity) -> Finding:
+def _moves(scenario: Scenario, who: tuple[Identity, ...]) -> Finding:
     what = "memcached's vCPUs"
-    had = service_process.affinities(who.pid)
+    had = {one: service_process.affinities(one.pid) for one in who}
     try:
-        try:
-            for cores in scenario.service.sets:
-                service_process.pin(who.pid, cores)
-        finally:
-            service_process.restore(who, had)
+        for one in who:
+            try:
+                for cores in scenario.service.sets:
+                    service_process.pin(one.pid, cores)
+            finally:
+                service_process.restore(one, had[one])
     except OSError as error:
         return Finding(FAULT, what, f"cannot be set: {_reason(error)}")
-    return Finding(OK, what, f"can be set; it has {sorted(set(had.values()))}")
+    held = {cores for threads in had.values() for cores in threads.values()}
+    return Finding(OK, what, f"can be set; it has {sorted(held)}")
 
 
-def _cycles(who: service_process.Identity) -> Finding:
+def _cycles(who: tuple[Identity, ...]) -> Finding:
     what = "memcached's cycles per instruction"
     try:
         CpiSensor(who, time.monotonic()).close()
@@ -184,12 +205,12 @@ def _cycles(who: service_process.Identity) -> Finding:
     return Finding(OK, what, "are counted")
 
 
-def _trial_group(hierarchy: Hierarchy, who: service_process.Identity) -> JobGroup:
-    return job_groups_beside(hierarchy, who.pid)(f"coretide-check-{os.getpid()}")
+def _trial_group(hierarchy: Hierarchy, who: tuple[Identity, ...]) -> JobGroup:
+    return job_groups_beside(hierarchy, who[0].pid)(f"coretide-check-{os.getpid()}")
 
 
 def _background(
-    hierarchy: Hierarchy | None, settings: Settings, who: service_process.Identity
+    hierarchy: Hierarchy | None, settings: Settings, who: tuple[Identity, ...]
 ) -> Iterator[Finding]:
     """How jobs get out of memcached's way, and whether they do."""
     group = None if hierarchy is None else _trial_group(hierarchy, who)
@@ -222,11 +243,11 @@ def _background(
 
 
 def _run_delay(
-    who: service_process.Identity, settings: Settings, group: JobGroup | None
+    who: tuple[Identity, ...], settings: Settings, group: JobGroup | None
 ) -> RunDelay | Finding:
     """What `run_delay` measures, or why it could not."""
     try:
-        return run_delay(who, (settings.host, settings.port), group)
+        return run_delay(who[0], (settings.host, settings.port), group)
     except OSError as error:
         return Finding(WARNING, "memcached's run delay", f"not measured: {_reason(error)}")
 

@@ -4,8 +4,9 @@ The local scenario on this machine, twice: under the shipped policy, then under 
     make demo
 
 Installs what is missing (Debian, Ubuntu), measures the machine, starts a memcached and, if there
-is no Docker daemon, one on a private socket, and prints both runs side by side. Afterwards
-nothing of it runs any more. Everything measured stays in `demo/`.
+is no Docker daemon, one on a private socket, and prints both runs side by side. Then the first run
+corrects profile and policy, and what was predicted of it before and after is printed beside what
+was measured. Afterwards nothing of it runs any more. Everything measured stays in `demo/`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.table import Table
 
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
+from deploy.group.group import serving
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import held, interrupt_on_stop
 from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
@@ -46,6 +48,7 @@ STAND_IN = "perfiso"
 """Takes the trained policy's place while there is none."""
 
 RULE = Path("agents/parameters/local/threshold-groups.yaml")
+PROBE = "--probe"
 TRACE_SEED = 2333
 PACKAGES = {
     "memcached": "memcached",
@@ -63,6 +66,9 @@ END_S = 15.0
 
 DRAW_S = 10.0
 """What its pictures take."""
+
+REFINE_S = 180.0
+"""What a run takes to correct profile and policy, training included."""
 
 
 @dataclass
@@ -137,17 +143,43 @@ def measure(budget: Budget) -> str:
     return str(out / "scenario.yaml")
 
 
-def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) -> None:
+def deploy(
+    policy: str, problem: str, url: str, folder: Path, limit_s: float, sensor: str = PROBE
+) -> None:
     """
-    One run: a fresh memcached under load, and a deployment until all jobs or the time have ended.
-
-    Pictures are drawn without the load, which takes a third of the time.
+    One run, whose pictures are drawn without the load, which takes a third of the time.
 
     :param policy: who decides
     :param problem: the scenario's name or file
     :param url: the Docker daemon's address
     :param folder: folder of the run's report
     :param limit_s: how long it may take [s]
+    :param sensor: the option of `deploy.py` that says who measures latency
+    :raises InputError: if the run left no report
+    """
+    run_under_load(policy, problem, ["--docker", url], folder, limit_s - DRAW_S, sensor)
+    draw = helper_command("deploy.report", str(folder.resolve()))
+    with child(draw, stdout=subprocess.DEVNULL) as drawing:
+        drawing.wait()
+
+
+def run_under_load(
+    policy: str,
+    problem: str,
+    runtime: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    sensor: str = PROBE,
+) -> None:
+    """
+    A fresh memcached or group under load, and a deployment until all jobs or the time have ended.
+
+    :param policy: who decides
+    :param problem: the scenario's name or file
+    :param runtime: options of `deploy.py` that say who runs the jobs
+    :param folder: folder of the run's report, which has no pictures
+    :param limit_s: how long it may take [s]
+    :param sensor: the option of `deploy.py` that says who measures latency
     :raises InputError: if the run left no report
     """
     scenario = load_scenario(problem)
@@ -155,24 +187,24 @@ def deploy(policy: str, problem: str, url: str, folder: Path, limit_s: float) ->
     folder.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(prefix="coretide-") as state,
-        memcached.running(scenario.service.threads) as server,
-        loaded(server, scenario, folder / LOAD_FILE),
+        serving(scenario.service) as servers,
+        loaded(servers[0], scenario, folder / LOAD_FILE),
         (folder / "deploy.txt").open("w") as said,
     ):
         chosen = "--checkpoint" if policy.endswith(".zip") else "--policy"
         command = [sys.executable, str(SCRIPT), chosen, policy, "--scenario", problem]
-        command += ["--memcached", f"{server.host}:{server.port}", "--docker", url]
-        command += ["--state", state, "--report", str(folder), "--no-pictures", "--probe"]
+        addresses = [f"{server.host}:{server.port}" for server in servers]
+        command += ["--memcached", addresses[0], *runtime]
+        command += [word for other in addresses[1:] for word in ("--member", other)]
+        command += ["--state", state, "--report", str(folder), "--no-pictures", sensor]
         restore = [sys.executable, str(SCRIPT), "--restore", "--state", state]
         with (
             child(command, restore, stdout=said, stderr=subprocess.STDOUT) as process,
             contextlib.suppress(subprocess.TimeoutExpired),
         ):
-            process.wait(limit_s - END_S - DRAW_S)
+            process.wait(limit_s - END_S)
     if not (folder / REPORT_FILE).exists():
         raise InputError(f"no report of the run under {policy}: {folder}/deploy.txt has the reason")
-    draw = helper_command("deploy.report", str(folder.resolve()))
-    subprocess.run(draw, stdout=subprocess.DEVNULL, check=False)
 
 
 @contextlib.contextmanager
@@ -278,6 +310,28 @@ def _job(job: dict[str, Any] | None) -> str:
     return f"{job['start_s']:.1f} to {job['end_s']:.1f}{failed}"
 
 
+def refine(budget: Budget, problem: str, folder: Path) -> None:
+    """
+    Have a run correct the profile and the shipped policy, which decided in it.
+
+    :param budget: says what is done, and how long it took
+    :param problem: the scenario's file, beside the profile that was measured
+    :param folder: of the run's report
+    """
+    profile = Path(problem).parent / "profile.yaml"
+    refined = profile.with_stem("refined")
+    places = {"--report": folder, "--profile": profile, "--out": refined}
+    places |= {"--checkpoint": CHECKPOINT, "--out-checkpoint": refined.with_suffix(".zip")}
+    options = [word for name, path in places.items() for word in (name, str(path.resolve()))]
+    with (
+        budget.step("correcting profile and policy by the first run", REFINE_S),
+        child(helper_command("training.refine", *options)) as process,
+    ):
+        failed = process.wait() != 0
+    if failed:
+        budget.console.print("Nothing was corrected; the reason is above.", style="red")
+
+
 def hand_over(folder: Path) -> None:
     """
     Give what root has left in somebody's folder to the folder's owner.
@@ -333,6 +387,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(side_by_side([read_report(folder) for folder in folders], scenario))
         for folder in folders:
             console.print(folder / PAGE_FILE, highlight=False)
+        if problem != "local" and CHECKPOINT.is_file():
+            refine(budget, problem, folders[0])
         took_s = time.monotonic() - budget.started_s
         console.print(f"{took_s / 60:.1f} minutes after installation", highlight=False)
 

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,26 +24,29 @@ from deploy.assembly import (
 )
 from deploy.linux import oom, service_process
 from deploy.linux.cgroups import Hierarchy
+from deploy.linux.group_sensor import GroupSensor
 from deploy.linux.helpers import helper_command
 from deploy.linux.sensors import ServiceSensor
 from deploy.loop.dry_run import DryActuator, ending
 from deploy.loop.loop import Loop, Sampler, StopRequest
+from deploy.queue.spool import RUNNING, Spool, settle
 from deploy.records.lines import LineFile
 from deploy.records.predicted import note_policy
 from deploy.records.recorder import LOAD_FILE, PROBE_FILE, PROBE_LOG_S, Event
-from deploy.records.state import State, StateFolder, claim
+from deploy.records.state import JobRecord, State, StateFolder, claim, read_state
 from deploy.records.terminal import complain, say
 from deploy.requirements import require
 from deploy.safety.guardian import Guardian
-from deploy.safety.restore import in_words, undo
+from deploy.safety.restore import forget, in_words, undo
 from deploy.settings import Settings
 from env.allocation import Allocation
 from env.errors import InputError, fault
-from env.scenario import Scenario
+from env.scenario import Job, Scenario
 from env.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from deploy.load.probe import IntervalLog
+    from deploy.node.node_pods import NodePods
+    from deploy.records.latencies import IntervalLog
     from deploy.records.metrics import RunCollector
 
 VIEW_END_S = 3.0
@@ -55,7 +58,13 @@ M_ARENA_MAX = -8
 """From glibc's malloc.h. A heap of its own for the worker thread takes 3 MiB."""
 
 
-def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardian) -> int:
+def run(
+    scenario: Scenario,
+    policy: Policy,
+    settings: Settings,
+    guardian: Guardian,
+    pods: "NodePods | None" = None,
+) -> int:
     """
     Deploy a policy until all jobs have ended.
 
@@ -63,9 +72,13 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
     :param policy: who decides
     :param settings: see there
     :param guardian: makes the machine safe if this process dies
+    :param pods: of the cluster's node whose batch pods are the jobs, where that is what is tended
     :return: the exit code: 0 if every job has succeeded and the machine is as it was
     :raises InputError: if it cannot begin
     """
+    open_end = settings.queue is not None or pods is not None
+    if open_end:
+        _require_open_end(policy, scenario)
     policy.reset(scenario)
     require(scenario, settings)
     oom.spare()
@@ -77,8 +90,16 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             settings = replace(settings, report=Path(records))
         # Before any folder is made: its port may be taken.
         collector = stack.enter_context(_metrics(settings.metrics_port))
+        spool = None
+        if settings.queue is not None:
+            spool = stack.enter_context(_claimed(settings.queue, settings.folder))
         view = stack.enter_context(contextlib.ExitStack())  # closed after the last record
         parts = stack.enter_context(assembled(scenario, settings, policy, listeners))
+        if spool is not None:
+            jobs = _left_running(spool, parts) if settings.resume else _all_waiting(spool, parts)
+            parts = replace(parts, scenario=scenario.with_jobs(jobs))
+            if jobs:
+                policy.change_jobs(parts.scenario)
         if settings.view:
             view.callback(_await_view, _start_view(settings.report))
         samplers: list[Sampler] = [parts.recorder.sample]
@@ -93,13 +114,14 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             return EXIT_OK
 
-        with contextlib.suppress(OSError):  # a report can do without what was predicted
+        # A report can do without what was predicted; a path that is no text cannot be noted.
+        with contextlib.suppress(OSError, ValueError):
             note_policy(settings.report, settings.policy)
 
         def leave_jobs() -> bool:
             return settings.leave_jobs and stop.number != 0
 
-        with steered(parts, settings, guardian, leave_jobs) as steering:
+        with steered(parts, settings, guardian, leave_jobs, spool, pods) as steering:
             machine = steering.machine
             _settle_memory()
             Loop(machine, policy, parts.recorder, stop, samplers).run()
@@ -108,8 +130,65 @@ def run(scenario: Scenario, policy: Policy, settings: Settings, guardian: Guardi
         from deploy.loop.outcome import write_report  # late: drawing it takes memory
 
         restored, stopped, illustrated = steering.restored, stop.number != 0, settings.illustrated
-        write_report(settings.report, policy.name, machine, restored, stopped, illustrated)
-        return _exit_code(parts.state, stop, steering.faults)
+        report, who = settings.report, policy.name
+        write_report(report, who, machine, restored, stopped, illustrated, open_end)
+        # What a pod ends in is its owner's matter.
+        ended = parts.state.jobs.values() if pods is None else ()
+        return _exit_code(ended, stop, steering.faults)
+
+
+def _require_open_end(policy: Policy, scenario: Scenario) -> None:
+    """
+    Make sure that a policy can run jobs that it learns of one by one, and knows nothing of.
+
+    :raises InputError: if it cannot
+    """
+    stranger = Job(name="job-of-a-queue", command=("true",), threads=(1,), memory_mib=1)
+    try:
+        policy.reset(scenario)
+        policy.change_jobs(scenario.with_jobs([stranger]))
+    except InputError as error:
+        raise InputError(
+            f"{error}; it cannot serve a queue or a node: --policy first-come can"
+        ) from error
+
+
+def _claimed(queue: Path, state_folder: Path) -> Spool:
+    spool = Spool(queue)
+    spool.lock(state_folder)
+    return spool
+
+
+def _left_running(spool: Spool, parts: Parts) -> list[Job]:
+    """
+    The jobs that the loop to be resumed has begun; what it has left of those over is removed.
+
+    :raises InputError: if one of them cannot be read, or what is left not be removed
+    """
+    running = [name for name in spool.names(RUNNING) if not spool.recover(name)]
+    containers = parts.state.runtime == "docker"
+    over = [name for name in parts.state.jobs if name not in running]
+    for name in over:
+        if not spool.is_over(name):
+            raise InputError(f"{spool.path}/{RUNNING}: lacks {name}, which may run; use --restore")
+    if trouble := forget(over, parts.state, parts.folder, usable_hierarchy()):
+        raise InputError(f"{trouble}; use --restore")
+    known = [name for name in running if name in parts.state.jobs]
+    return [spool.read_running(name, parts.scenario, containers) for name in known]
+
+
+def _all_waiting(spool: Spool, parts: Parts) -> list[Job]:
+    """
+    Begin with no job: those that an earlier loop has begun are over by proof, or wait again.
+
+    :raises InputError: if the disk refuses that
+    """
+    left = None
+    with contextlib.suppress(InputError):  # a state that cannot be read proves nothing
+        left = read_state(parts.folder.path, any_boot=True)
+    if faults := settle(spool, left, parts.folder):
+        raise InputError(faults[0])
+    return []
 
 
 def restore(settings: Settings) -> int:
@@ -121,8 +200,11 @@ def restore(settings: Settings) -> int:
     """
     folder = StateFolder(settings.folder)
     folder.lock()
-    with claim():
-        return _restore(settings, folder)
+    try:
+        with claim():
+            return _restore(settings, folder)
+    finally:
+        folder.unlock()
 
 
 def _restore(settings: Settings, folder: StateFolder) -> int:
@@ -132,8 +214,13 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
     except InputError as error:
         return _restore_lost(settings, folder, hierarchy, str(error))
     if state is None:
+        before_boot = read_state(folder.path, any_boot=True)
+        if before_boot is not None and (faults := _settle_queue(before_boot, folder)):
+            raise InputError(faults[0])
         return _restore_lost(settings, folder, hierarchy, "")
     faults = undo(state, folder, make_runtime(state, hierarchy), hierarchy)
+    if not faults:
+        faults = _settle_queue(state, folder)
     for left in faults:
         complain(left)
     if faults:
@@ -142,9 +229,18 @@ def _restore(settings: Settings, folder: StateFolder) -> int:
             f"has {state.nonce} in its label or control group, and remove {folder.path}"
         )
         return EXIT_FAILED
-    folder.clear()
-    print(f"{in_words(state)}: no job is left, nothing is paused")
+    if left := folder.clear():
+        raise InputError(left)
+    say(f"{in_words(state)}: no job is left, nothing is paused")
     return EXIT_OK
+
+
+def _settle_queue(state: State, folder: StateFolder) -> list[str]:
+    """Leave the queue of a loop that is gone to the next one, if it served any; what failed."""
+    if not state.queue:
+        return []
+    with Spool(Path(state.queue)) as spool:
+        return settle(spool, state, folder)
 
 
 def _restore_lost(
@@ -158,8 +254,9 @@ def _restore_lost(
         docker = docker_address(settings)
     found = leftovers.find(folder, hierarchy, docker)
     if not (trouble or found.nonces or found.unknown):
-        folder.clear()
-        print(f"nothing to restore in {folder.path}")
+        if left := folder.clear():
+            raise InputError(left)
+        say(f"nothing to restore in {folder.path}")
         return EXIT_OK
     complain(trouble or f"{folder.path}: the state is gone")
     faults = [*found.unknown, *leftovers.end(found, folder, hierarchy, docker)]
@@ -174,13 +271,19 @@ def _restore_lost(
 
 
 def _where_memcached_is(settings: Settings) -> str:
-    with contextlib.closing(ServiceSensor(settings.host, settings.port)) as sensor:
+    sensors = [ServiceSensor(host, port) for host, port in settings.addresses]
+    with contextlib.closing(GroupSensor(sensors)) as sensor:
         try:
-            who = find_service(sensor, settings, time.monotonic())
-            held = set().union(*service_process.affinities(who.pid).values())
+            found = [who.pid for who in find_service(sensor, time.monotonic())]
+            held = [set().union(*service_process.affinities(pid).values()) for pid in found]
         except (InputError, OSError) as error:
             return fault(error)
-    return f"process {who.pid} has {','.join(map(str, sorted(held)))}, `taskset -acp` changes that"
+    listed = (f"process {pid} has {_listed(cores)}" for pid, cores in zip(found, held, strict=True))
+    return f"{', '.join(listed)}, `taskset -acp` changes that"
+
+
+def _listed(cores: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cores)))
 
 
 def _settle_memory() -> None:
@@ -191,10 +294,10 @@ def _settle_memory() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
-def _exit_code(state: State, stop: StopRequest, faults: list[str]) -> int:
+def _exit_code(jobs: Iterable[JobRecord], stop: StopRequest, faults: list[str]) -> int:
     if stop.number:
         return 128 + stop.number
-    failed = any(record.exit_code != 0 for record in state.jobs.values())
+    failed = any(record.exit_code != 0 for record in jobs)
     return EXIT_FAILED if failed or faults else EXIT_OK
 
 
@@ -213,12 +316,12 @@ def _metrics(port: int | None) -> Iterator["RunCollector | None"]:
 
 @contextlib.contextmanager
 def _interval_logs(parts: Parts, folder: Path) -> Iterator[list["IntervalLog"]]:
-    """The probe's logs: of short windows, and of intervals unless the load writes them itself."""
-    state, probe = parts.state, parts.probe
-    if probe is None:
+    """Logs of latency: of short windows, and of intervals unless the load writes them itself."""
+    state, sensor = parts.state, parts.latency
+    if sensor is None:
         yield []
         return
-    from deploy.load.probe import IntervalLog
+    from deploy.records.latencies import IntervalLog
 
     lengths_s = {PROBE_FILE: PROBE_LOG_S}
     state.logs_intervals = state.logs_intervals or not (folder / LOAD_FILE).exists()
@@ -233,7 +336,7 @@ def _interval_logs(parts: Parts, folder: Path) -> Iterator[list["IntervalLog"]]:
                 reason = f"cannot be written to: {error.strerror}"
                 raise InputError(f"{folder / name}: {reason}") from error
             files.callback(lines.close)
-            logs.append(IntervalLog(probe, lines, length_s))
+            logs.append(IntervalLog(sensor, lines, length_s))
         yield logs
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.assembly import Parts, assembled, steered
-from deploy.load.probe import RATE_QPS
+from deploy.load.probe import RATE_QPS, Probe
 from deploy.load.slo_monitor import PROBE_LIMIT_S, SloMonitor
 from deploy.loop.live_machine import LiveMachine
 from deploy.requirements import require
@@ -237,10 +237,10 @@ class Episode:
     def _take_hold(self, settings: Settings, stack: contextlib.ExitStack) -> None:
         """Take hold of the machine; what is on the stack lets go of it again."""
         self.log = _new_folder(settings.report)
-        settings = replace(settings, report=self.log, probe=True)
+        settings = replace(settings, report=self.log, probe=True, tap=False)
         parts = stack.enter_context(assembled(self._scenario, settings))
-        assert parts.probe is not None, "it was asked for"
-        self._state, self._probe = parts.state, parts.probe
+        assert isinstance(parts.latency, Probe), "it was asked for"
+        self._state, self._probe = parts.state, parts.latency
         self.machine = stack.enter_context(_steered(parts, settings))
 
     def _await_load(self, settings: Settings) -> None:

@@ -1,11 +1,12 @@
 """
-What a deployment needs of the machine, looked at without changing anything.
+What a deployment needs of the machine, checked without changing anything.
 
 `--check` says all of it; a deployment is refused with the first line that says FAIL.
 """
 
 import contextlib
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +16,18 @@ from deploy.assembly import docker_address, usable_hierarchy
 from deploy.jobs.placement import online_vcpus
 from deploy.linux.own_folder import OwnFolder
 from deploy.settings import Settings
+from deploy.tap.tracer import TRACEPOINTS, why_not
 from env.errors import InputError, os_reason
 from env.scenario import Scenario
 
 OK, WARNING, FAULT = "ok", "warn", "FAIL"
 
 LEAST_DISK_MIB = 200
+
+LEAST_DESCRIPTORS, EACH_MORE = 256, 16
+"""Two jobs and a memcached of two workers take 44; each job and each thread takes some more. Each
+further process of a group takes one for its counters and one a thread, of which it has 7 or more.
+"""
 
 LONGEST_PERIOD_S = 0.2
 """The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
@@ -29,10 +36,10 @@ LONGEST_PERIOD_S = 0.2
 @dataclass(frozen=True)
 class Finding:
     """
-    What one look at the machine has shown.
+    What a check of the machine has shown.
 
     :param verdict: `OK`, `WARNING` or `FAULT`
-    :param what: was looked at
+    :param what: was checked
     :param found: in words
     """
 
@@ -49,17 +56,41 @@ def require(scenario: Scenario, settings: Settings) -> None:
     :param settings: see there
     :raises InputError: one line, as `--check` prints it
     """
-    looks = [period(scenario)]
+    checks = [period(scenario), descriptors(scenario), addresses(scenario, settings)]
+    if settings.tap:
+        checks.append(latency_tap(settings))
     if not settings.dry_run:
-        looks += [vcpus(scenario), folders(settings)]
+        checks += [vcpus(scenario), folders(settings)]
     if not (settings.dry_run or settings.resume):  # who runs resumed jobs is in the state
-        looks.append(groups(settings))
+        checks.append(groups(settings))
         if settings.runtime == "docker":
-            looks.append(docker_answers(settings))
-    for look in looks:
-        for finding in look:
+            checks.append(docker_answers(settings))
+    for findings in checks:
+        for finding in findings:
             if finding.verdict == FAULT:
                 raise InputError(f"{finding.what}: {finding.found}")
+
+
+def addresses(scenario: Scenario, settings: Settings) -> Iterator[Finding]:
+    """
+    Whether it is said where each process of the service is.
+
+    :param scenario: says how many there are
+    :param settings: say where
+    """
+    service, given = scenario.service, settings.addresses
+    what = "addresses of memcached"
+    twice = [address for address in given if given.count(address) > 1]
+    if len(given) != service.processes:
+        wanted = service.processes - 1
+        front = "" if service.proxy is None else "its proxy's is --memcached, "
+        found = f"{len(given) - 1} --member given; {scenario.name} has {service.members} members"
+        yield Finding(FAULT, what, f"{found}: {front}each other one's --member, {wanted} in all")
+    elif twice:
+        host, port = twice[0]
+        yield Finding(FAULT, what, f"{host}:{port} is given twice; each must be another's")
+    else:
+        yield Finding(OK, what, f"{len(given)} of {service.processes}")
 
 
 def vcpus(scenario: Scenario) -> Iterator[Finding]:
@@ -87,6 +118,19 @@ def period(scenario: Scenario) -> Iterator[Finding]:
     verdict = OK if period_ms <= most_ms else FAULT
     found = f"{period_ms:g} ms, a deployment allows {most_ms:g}"
     yield Finding(verdict, "control.period_s", found)
+
+
+def descriptors(scenario: Scenario) -> Iterator[Finding]:
+    """
+    Whether enough files may be open: a loop that has none left could neither start nor see.
+
+    :param scenario: says how many processes serve
+    """
+    least = LEAST_DESCRIPTORS + EACH_MORE * (scenario.service.processes - 1)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = allowed == resource.RLIM_INFINITY or allowed >= least
+    found = f"{allowed} may be open (ulimit -n), {least} are needed"
+    yield Finding(OK if enough else FAULT, "file descriptors", found)
 
 
 def groups(settings: Settings) -> Iterator[Finding]:
@@ -127,14 +171,35 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
     yield Finding(OK, "Docker", f"{version} at {address}")
 
 
+def latency_tap(settings: Settings) -> Iterator[Finding]:
+    """
+    Whether the kernel can be asked for the latency of memcached's requests.
+
+    :param settings: say whether a deployment is to measure it so
+    """
+    what = "latency tap"
+    if reason := why_not():
+        without = "" if settings.tap else "; --probe measures without it"
+        yield Finding(FAULT if settings.tap else WARNING, what, reason + without)
+    else:
+        yield Finding(OK, what, f"{', '.join(TRACEPOINTS)}, by bpftrace")
+
+
 def folders(settings: Settings) -> Iterator[Finding]:
     """
     Whether state and report can be written; a disk that is full costs records alone.
 
     :param settings: say where they are
     """
-    for what, folder in (("state", settings.folder), ("report", settings.report)):
-        path = folder.absolute()
+    looked_at = [("state", settings.folder), ("report", settings.report)]
+    if settings.queue is not None:
+        looked_at.append(("queue", settings.queue))
+    for what, folder in looked_at:
+        try:
+            path = folder.absolute()
+        except FileNotFoundError:
+            yield Finding(FAULT, f"folder of the {what}", f"{folder}: the current folder is gone")
+            continue
         while not os.path.exists(path):  # noqa: PTH110 - pathlib's raises where it may not look
             path = path.parent
         free_mib = shutil.disk_usage(path).free >> 20

@@ -4,8 +4,8 @@ The action: one edit of the allocation at a time.
 A decision keeps the allocation or changes one thing in it: memcached's vCPUs, or one job's
 start (with threads and weight), place or pause. Which edits are legal depends on the state,
 so each state comes with a mask; an edit drawn under the mask can be carried out. Keeping is legal
-except while nothing runs though a job could, and always while the SLO guard is up. Edits in a row
-are one polling period apart.
+except while nothing runs though a job could; while the SLO guard lets no job run, none could.
+Edits in a row are one polling period apart.
 
 A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
 does not hold, and follows when memcached comes and goes; a background job may share them.
@@ -31,7 +31,7 @@ from env.codes import (
     SERVICE,
     START,
 )
-from env.guard import least_service
+from env.guard import PAUSED_ALL, least_service
 from env.regulator import was_busier
 from env.scenario import Scenario
 
@@ -163,8 +163,8 @@ def open_edits(control):
 
     A job that has arrived can start while the memory that no launched job holds is enough for it,
     and it can be moved or paused again once its dwell time has passed. Keeping is open unless
-    nothing runs though something could, and whenever the SLO guard is up: who waits for it has
-    nothing to change.
+    nothing runs though something could, and open while the SLO guard lets no job run: who waits
+    for it has nothing to change.
 
     :param control: a control row (`env.control`)
     """
@@ -196,11 +196,11 @@ def open_edits(control):
 
 def may_keep(control):
     """
-    Whether the guard is up or any job runs, or would if the regulator did not hold it paused.
+    Whether any job runs, or would if the regulator did not hold it, or the guard lets none run.
 
     :param control: a control row (`env.control`)
     """
-    if control.guard_level > 0:
+    if control.guard_level == PAUSED_ALL:
         return True
     for job in range(len(control.state)):
         state = control.state[job]
@@ -260,8 +260,9 @@ def is_legal(control, rows, edit):
     """
     if rows[edit, KIND] == SERVICE:
         return can_serve(control, rows[edit, CORES])
-    if rows[edit, KIND] == KEEP and may_keep(control):
-        return True  # the answer to most decisions, without asking what else is open
+    if rows[edit, KIND] == KEEP:
+        # Most decisions are answered without asking what else is open.
+        return may_keep(control) or open_edits(control) & rows[edit, GATE] != 0
     job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.desired_state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0

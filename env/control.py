@@ -113,15 +113,19 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         # The SLO guard (`env.guard`).
         ("guarded", whole),  # 1: the regulator is on, and the guard with it
         ("edited", whole),  # 1: what is desired was made by edits, so jobs' sets are resolved
+        ("stolen_lately", real),  # share of stolen time over some polls
         ("late_lately", real),  # share of late requests over some polls
         ("late_share", real),  # and over about an interval
+        ("blamed_lately", real),  # the same without what stolen time explains
+        ("blamed_share", real),
         ("guard_level", whole),
         ("guard_back_off", real),
-        ("guard_hot_s", real),  # last poll at which the budget burned
+        ("guard_hot_s", real),  # last climb, or poll at which the budget burned on
         ("guard_cool_s", real),  # and last one at which it did not
         ("guard_acted_s", real),  # last climb that changed something
         ("guard_lowered_s", real),
         ("guard_acquitted_s", real),  # until then jobs are not blamed
+        ("trial_late_s", real),  # late time since the guard last acted
         # Counts over the episode.
         ("guard_steps", whole),  # levels climbed
         ("guard_s", real),  # time at a level above 0
@@ -136,7 +140,8 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
     A control row before the first decision: memcached on its largest set, no job started.
 
     :param scenario: the problem
-    :param job_work_s: seconds each job needs alone on one vCPU, by name
+    :param job_work_s: seconds each job needs alone on one vCPU, by name; one that is not named has
+        no profile
     """
     n_jobs, machine, rules = len(scenario.jobs), scenario.machine, scenario.regulation
     refuge = mask_of(scenario.service.core_choices[-1])
@@ -157,7 +162,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         move_dwell_s=rules.move_dwell_s,
         memory_mib=machine.memory_mib,
         job_memory_mib=[job.memory_mib for job in scenario.jobs],
-        job_work_s=[job_work_s[name] for name in scenario.job_names],
+        job_work_s=[job_work_s.get(name, 1.0) for name in scenario.job_names],
         qps_scale=float(scenario.load.qps_max),
         wake_qps=scenario.control.wake_qps,
         hold_s=scenario.control.hold_s,
@@ -180,7 +185,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         paused_at_s=[long_ago] * n_jobs,
         moved_at_s=[long_ago] * n_jobs,
         load_moved_at_s=0.0,
-        job_known=[1] * n_jobs,
+        job_known=[int(name in job_work_s) for name in scenario.job_names],
         started_at_s=[-1.0] * n_jobs,
         guard_back_off=1.0,
         guard_hot_s=long_ago,
@@ -205,6 +210,37 @@ class ControlState(SimpleNamespace):
         :param job_work_s: seconds each job needs alone on one vCPU, by name
         """
         return cls(**initial_values(scenario, job_work_s))
+
+
+JOB_FIELDS = tuple(name for name, _, *shape in control_fields(-1, 0) if shape == [(-1,)])
+"""Those that have an entry for each job."""
+
+
+def carried_over(
+    control: Any, before: Scenario, after: Scenario, work_s: Mapping[str, float]
+) -> ControlState:
+    """
+    The row of a scenario with other jobs, in which all else is as it was.
+
+    Jobs that are in both keep what they have, but for the edit that names their place.
+
+    :param control: the row so far
+    :param before: its scenario
+    :param after: the same with other jobs
+    :param work_s: seconds each job needs alone on one vCPU, by name
+    """
+    row = ControlState.initial(after, work_s)
+    kept = {job: index for index, job in enumerate(before.job_names)}
+    for name, old in vars(control).items():
+        if name not in JOB_FIELDS:
+            setattr(row, name, old)
+        elif name != "desired_place":
+            fresh = getattr(row, name)
+            for index, job in enumerate(after.job_names):
+                if job in kept:
+                    fresh[index] = old[kept[job]]
+    row.settled = 0
+    return row
 
 
 def set_desired(control: Any, allocation: Allocation, scenario: Scenario) -> None:

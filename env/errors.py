@@ -1,19 +1,32 @@
 """Errors that a user can mend, and how every command reports them."""
 
 import contextlib
+import errno
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Why a disk may take no more of what is printed."""
+
 LONGEST_SHOWN = 40
 """Characters of a refused value that a message shows."""
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong: one line that names what, where and what is allowed."""
+    """
+    Something the user gave is wrong: one line that names what, where and what is allowed.
+
+    :param said: that line; what breaks lines or cannot be shown in it becomes an escape sequence
+    """
+
+    def __init__(self, said: str):
+        super().__init__(escaped(said))
 
 
 @contextlib.contextmanager
@@ -21,18 +34,56 @@ def exit_on_bad_input(stopped: str = "stopped") -> Iterator[None]:
     """
     Print an `InputError` as one line on stderr and exit with code 2; let bugs raise.
 
-    Ctrl-C is one line, too, and exit code 130.
+    Ctrl-C is one line, too, and exit code 130; so is a disk that takes no more of what is printed.
+    Whoever reads that through a pipe may close it: then it ends without a word.
 
     :param stopped: what that line says
     """
     try:
         yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except InputError as error:
-        print(f"coretide: {escaped(str(error))}", file=sys.stderr)
+        print(f"coretide: {error}", file=sys.stderr)
+        _flush_or_drop()
+        sys.exit(2)
+    except OSError as error:
+        # Another pipe or disk may be meant.
+        if error.errno not in (errno.EPIPE, *NO_ROOM) or not _output_is_refused():
+            raise
+        _drop_output()
+        if isinstance(error, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        print(f"coretide: what is printed cannot be written: {os_reason(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(f"coretide: {escaped(stopped)}", file=sys.stderr)
+        _flush_or_drop()  # Ctrl-C ends who reads it, too
         sys.exit(130)
+
+
+def _flush_or_drop() -> None:
+    """Write what is still to be printed, or give it up where that is refused."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
+def _output_is_refused() -> bool:
+    """Whether nothing can be written to stdout, where there is one."""
+    with contextlib.suppress(OSError):
+        if sys.stdout is not None:
+            os.write(1, b"\n")
+        return False
+    return True
+
+
+def _drop_output() -> None:
+    """Have what is still to be printed go nowhere, so that the interpreter's end does not fail."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
 
 
 def escaped(said: str) -> str:
@@ -57,10 +108,18 @@ def os_reason(error: OSError) -> str:
 
 def fault(error: Exception) -> str:
     """
-    What went wrong, in words: of the system's refusals the file and the reason, without a number.
+    What went wrong, in words.
+
+    Of the system's refusals these are the file and the reason, without a number; of a program that
+    failed what it said last, if its output was kept as text.
 
     :param error: what was raised
     """
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took more than {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        last = (error.stderr or "").strip().splitlines()[-1:]
+        return "".join(last) or f"it ended with exit code {error.returncode}"
     if not isinstance(error, OSError):
         return str(error)
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "

@@ -58,8 +58,8 @@ def features_of(n_jobs: int, n_vcpus: int) -> int:
     """
     Number of features before the action mask, for any size.
 
-    :param n_jobs: J
-    :param n_vcpus: C
+    :param n_jobs: number of jobs J
+    :param n_vcpus: number of vCPUs C
     """
     return GLOBAL_FEATURES + n_vcpus + n_jobs * (JOB_FEATURES + n_vcpus)
 

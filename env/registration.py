@@ -18,7 +18,7 @@ gymnasium.register(
 
 gymnasium.register(
     id="coretide/Family-v0",
-    entry_point="env.colocation:FamilyEnv",
+    entry_point="env.sets.family_env:FamilyEnv",
 )
 
 gymnasium.register(

@@ -3,9 +3,10 @@ The reward of one decision, in named terms. One unit is `UNIT_S` seconds of make
 
 - `time`: minus the seconds that passed.
 - `slo`: minus the time cost of breaking the SLO: `VIOLATION_WEIGHT` times the length of each
-  interval that broke it, when it ends, and `SEVERITY_WEIGHT` times the time's worth of
-  requests over the SLO as they occur, so that an interval already lost is not free to
-  sacrifice.
+  interval, when it ends, times the probability that it broke it (in the simulator that of a machine
+  whose p95 scatter as the profile says, so that staying just below the SLO is not safe), and
+  `SEVERITY_WEIGHT` times the time's worth of requests over the SLO as they occur, so that an
+  interval already lost is not free to sacrifice.
 - `jct`: minus the seconds that jobs which are there and not done have waited or run, divided by the
   number of all jobs, so that an episode costs their mean job completion time. Only where jobs
   arrive during the episode: where all are there from the start, what counts is the makespan.
@@ -40,7 +41,7 @@ def slo_term(violated_s, over_slo_s):
     """
     Cost of breaking the SLO.
 
-    :param violated_s: total length of the intervals that ended in violation [s]
+    :param violated_s: length of the intervals that ended, times their probability of violating [s]
     :param over_slo_s: integral over time of the fraction of requests over the SLO [s]
     """
     return -(VIOLATION_WEIGHT * violated_s + SEVERITY_WEIGHT * over_slo_s) / UNIT_S

@@ -6,6 +6,7 @@ Scenarios are YAML files, validated on reading. Shipped ones are found by name
 """
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +29,14 @@ SCENARIO_FOLDER = Path(__file__).parent / "scenarios"
 PROFILE_FOLDER = Path(__file__).parent / "simulator" / "profiles"
 THREADS_TOKEN = "{threads}"
 
+CLUSTER_SCENARIOS = ("cca-part3",)
+"""The shipped scenarios of several machines, which `env.cluster` reads."""
+
 MAX_JOBS = 20
 """What is open to all jobs fits one 64-bit word (`env.action.open_edits`)."""
+
+MOST_MEMBERS = 16
+"""So many memcacheds are one service at most."""
 
 MOST_VCPUS = 16
 """So many has a machine of the scenario family at most, and a host that is padded for all sizes."""
@@ -90,14 +97,17 @@ class Machine(_Part):
 
 class Service(_Part):
     """
-    The latency-critical service.
+    The latency-critical service: one memcached, or a group of them that hold the keys together.
 
-    :param threads: memcached's worker threads
+    :param threads: worker threads; in a group each member has one and the proxy the others
     :param slo_us: limit of the 95th percentile of latency [µs]
     :param core_choices: vCPU sets that a policy may give it, the smallest first; the largest is its
         refuge
     :param overflow_cores: a larger set still, for a machine on which the refuge breaks the SLO; no
         published rule knows of it
+    :param members: how many memcacheds hold the keys
+    :param replicas: how many of them hold each key
+    :param proxy: what clients ask in front of the members; None where they ask the members
     """
 
     name: Literal["memcached"] = "memcached"
@@ -105,6 +115,19 @@ class Service(_Part):
     slo_us: PositiveFloat
     core_choices: tuple[tuple[int, ...], ...] = Field(min_length=1)
     overflow_cores: tuple[int, ...] = ()
+    members: Annotated[int, Field(ge=1, le=MOST_MEMBERS)] = 1
+    replicas: PositiveInt = 1
+    proxy: Literal["memcached", "nutcracker"] | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes serve: the members, and the proxy where there is one."""
+        return self.members + (self.proxy is not None)
+
+    @property
+    def told_apart(self) -> int:
+        """How many members there are to tell apart: none where one memcached is all of it."""
+        return self.members if self.processes > 1 else 0
 
     @property
     def sets(self) -> tuple[tuple[int, ...], ...]:
@@ -119,6 +142,20 @@ class Service(_Part):
                 raise ValueError("core_choices: each set must contain the one before it")
         if not self.core_choices[0]:
             raise ValueError("core_choices: memcached needs at least one vCPU")
+        return self
+
+    @model_validator(mode="after")
+    def _group_can_be(self) -> "Service":
+        if self.replicas > self.members:
+            raise ValueError(f"replicas: {self.replicas} of {self.members} members; 1 to all")
+        if self.replicas > 1 and self.proxy is None:
+            raise ValueError("replicas: without a proxy nobody keeps them; allowed is 1")
+        if self.proxy == "nutcracker" and self.replicas > 1:
+            raise ValueError(f"replicas: {self.replicas}; nutcracker keeps one of each key")
+        if self.threads < self.processes > 1:
+            raise ValueError(f"threads: {self.threads} in {self.processes} processes; each has one")
+        if self.proxy == "nutcracker" and self.threads > self.processes:
+            raise ValueError(f"threads: {self.threads}; nutcracker and each member have one")
         return self
 
 
@@ -269,7 +306,7 @@ class Scenario(_Part):
     :param profile: a shipped profile's name, or a YAML file, relative to the scenario's own
     :param machine: the virtual machine
     :param service: memcached and its SLO
-    :param jobs: the batch jobs
+    :param jobs: the batch jobs; none where a queue brings them
     :param load: what memcached serves
     :param control: the control loop's times
     :param regulation: what the regulator keeps any policy to
@@ -281,7 +318,7 @@ class Scenario(_Part):
     profile: str
     machine: Machine
     service: Service
-    jobs: tuple[Job, ...] = Field(min_length=1, max_length=MAX_JOBS)
+    jobs: tuple[Job, ...] = Field(max_length=MAX_JOBS)
     load: Load
     control: Control
     regulation: Regulation = Regulation()
@@ -317,12 +354,7 @@ class Scenario(_Part):
                     f"jobs.{job.name}.memory_mib: {job.memory_mib} exceeds the machine's "
                     f"{self.machine.memory_mib}"
                 )
-        fitted = profile_work_s(self.profile)
-        for name in names:
-            if name not in fitted:
-                raise ValueError(
-                    f"jobs: unknown job {name}; profile {self.profile} knows {', '.join(fitted)}"
-                )
+        profile_work_s(self.profile)
         return self
 
     @property
@@ -340,6 +372,14 @@ class Scenario(_Part):
         """Whether some job arrives during the episode, so that job completion times count."""
         return any(job.arrival_s > 0.0 for job in self.jobs)
 
+    def with_jobs(self, jobs: Iterable[Job]) -> "Scenario":
+        """
+        A copy with other jobs, of which the profile may know nothing.
+
+        :param jobs: validated ones, with names of their own
+        """
+        return self.model_copy(update={"jobs": tuple(jobs)})
+
     def with_changes(self, **parts: dict[str, Any]) -> "Scenario":
         """
         A validated copy with some fields replaced.
@@ -354,8 +394,9 @@ class Scenario(_Part):
 
 
 def scenario_names() -> list[str]:
-    """The shipped scenarios."""
-    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml") if path != FAMILY_FILE)
+    """The shipped scenarios of one machine."""
+    names = {path.stem for path in SCENARIO_FOLDER.glob("*.yaml") if path != FAMILY_FILE}
+    return sorted(names - set(CLUSTER_SCENARIOS))
 
 
 def profile_names() -> list[str]:
@@ -446,11 +487,16 @@ def _traits(jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def load_scenario(name_or_path: str | Path) -> Scenario:
+def load_scenario(
+    name_or_path: str | Path, jobless: bool = False, unmeasured: bool = False
+) -> Scenario:
     """
     Read and validate a scenario.
 
     :param name_or_path: a shipped or drawn scenario's name, or a YAML file
+    :param jobless: whether it may have no jobs, because a queue brings them
+    :param unmeasured: whether it may have jobs that its profile does not know, because they are
+        about to be measured
     :raises InputError: one line that names the file, the field and what is allowed
     """
     if is_drawn(str(name_or_path)):
@@ -462,7 +508,18 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     content = read_yaml(path, "a scenario", f"give a YAML file or one of: {known}")
     if isinstance(content, dict) and is_profile_file(str(content.get("profile", ""))):
         content["profile"] = str((path.parent / content["profile"]).resolve())
-    return _validated(path, content)
+    scenario = _validated(path, content)
+    if not (scenario.jobs or jobless):
+        raise InputError(f"{path}: jobs: must have at least 1 entries")
+    fitted = profile_work_s(scenario.profile)
+    strangers = [name for name in scenario.job_names if name not in fitted]
+    if strangers and not unmeasured:
+        raise InputError(
+            f"{path}: jobs: unknown job {', '.join(strangers)}; profile {scenario.profile} knows "
+            f"{', '.join(fitted)}; python -m training.characterise --scenario {path} --out DIR "
+            "measures it, then use DIR/scenario.yaml"
+        )
+    return scenario
 
 
 def _validated(origin: Path | str, content: object) -> Scenario:

@@ -11,6 +11,19 @@ from typing import NamedTuple
 from env.allocation import Allocation, JobState
 
 
+class Stages(NamedTuple):
+    """
+    Where a process's requests spend their time, as the latency tap tells it apart.
+
+    :param wait_us: 95th percentile of the time until the process reads them [µs]
+    :param service_us: 95th percentile of the time from there to the answer [µs]; a proxy's is that
+        of its members, too
+    """
+
+    wait_us: float
+    service_us: float
+
+
 class ServiceTelemetry(NamedTuple):
     """
     memcached, as schedstat and its own `stats` show it.
@@ -26,6 +39,11 @@ class ServiceTelemetry(NamedTuple):
         runs
     :param cpi: cycles per instruction over the same window, where the machine counts them;
         simulated: relative to memcached alone
+    :param wait_us: 95th percentile of the time that requests wait until memcached reads them [µs],
+        where the latency tap tells it apart. A long one asks for vCPUs
+    :param service_us: 95th percentile of the time from there to the answer [µs], likewise. A long
+        one says that somebody disturbs memcached
+    :param members: both by member of a group, likewise; None of one that has answered nothing
     """
 
     requests: float
@@ -37,6 +55,9 @@ class ServiceTelemetry(NamedTuple):
     peak_cpu_cores: float = 0.0
     p95_us: float | None = None
     cpi: float | None = None
+    wait_us: float | None = None
+    service_us: float | None = None
+    members: tuple[Stages | None, ...] = ()
 
 
 class JobTelemetry(NamedTuple):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import docker
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import Phase, settings
 
-from deploy.engines import daemon
+from deploy.engines import daemon, images
 from env.allocation import JobState, mask_of
 from env.control import ControlState, control_fields
 from env.reward import TERMS
@@ -58,12 +61,16 @@ def factory(scenario: Scenario) -> EpisodeFactory:
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[daemon.Daemon]:
-    """A Docker daemon for the tests, one for all of them."""
-    if os.geteuid() != 0 or not shutil.which("dockerd"):
-        pytest.skip("needs root and dockerd")
-    with daemon.running(tmp_path_factory.mktemp("engine") / "d") as running:
-        yield running
+def docker_daemon() -> Iterator[daemon.Daemon]:
+    """A Docker daemon of our own that has the image of stress-ng, one for all tests."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", *images.PROGRAMS))):
+        pytest.skip("needs root, dockerd, stress-ng and busybox")
+    folder = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))  # a short path, for its sockets
+    with daemon.running(folder) as started:
+        client = docker.DockerClient(base_url=started.url)
+        images.ensure_stress_image(client)
+        client.close()
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,15 @@
 """Work for several processes, none of which outlives the command that started it."""
 
 import contextlib
+import ctypes
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+
+PR_SET_PDEATHSIG = 1
+"""From Linux' prctl.h."""
 
 
 @contextlib.contextmanager
@@ -12,12 +17,14 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """
     A pool of processes that end with the block, at once where an exception ends it.
 
+    They end, too, when the process that started them is killed, whatever they are at.
     A terminal sends Ctrl-C to all of them. Only the process that started them answers it; they
     inherit that it is blocked, and it waits until all of them are there.
 
     :param workers: processes
     """
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, fork, _end_with, (os.getpid(),)) as pool:
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             pool.submit(int)  # it starts with the first piece of work
@@ -28,3 +35,10 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+def _end_with(starter: int) -> None:
+    """Have the kernel end this process with the one that started it, which has no say in that."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:  # it was too late for that
+        os._exit(1)

@@ -17,6 +17,7 @@ from env.errors import InputError, validation_message
 from env.inputs.yaml_files import read_yaml
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+LoadInterval = Annotated[float, Field(ge=0.01, le=1e6)]  # as a scenario's
 
 RECIPE_FOLDER = Path(__file__).parent / "hyperparameters"
 
@@ -95,12 +96,17 @@ class Recipe(BaseModel):
     :param error: fraction by which an episode's parameters are wrong, up or down at random
     :param error_share: in how many of the episodes
     :param unprobed: share of the episodes without a latency probe
+    :param stolen: share of the episodes with spells of stolen time
     :param interval_s: range [s] each episode's load interval is drawn from, or none for the
         scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
     :param imitation: how to begin by imitating an expert; none to learn from reward alone
     :param scenarios: what one network is trained on together, in place of a single scenario
+    :param scenarios_share: share of the episodes that play one of them; the rest plays the family
+    :param family: number of scenarios drawn from the family to train on
+    :param selection_family: number of those drawn to choose the best checkpoint by
+    :param unprofiled: share of the episodes in which some of the jobs have no profile
     :param network: its widths; none for a network of one scenario, whose widths are `hidden`
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
@@ -125,11 +131,16 @@ class Recipe(BaseModel):
     error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     error_share: Fraction = 1.0
     unprobed: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    interval_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    stolen: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    interval_s: tuple[LoadInterval, LoadInterval] | None = None
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
     most_load: tuple[Fraction, Fraction] | None = None
     imitation: Imitation | None = None
     scenarios: tuple[str, ...] = ()
+    scenarios_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    family: Annotated[int, Field(ge=0)] = 0
+    selection_family: Annotated[int, Field(ge=0)] = 0
+    unprofiled: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     network: Network | None = None
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
@@ -138,6 +149,10 @@ class Recipe(BaseModel):
     def _network_for_scenarios(self) -> "Recipe":
         if bool(self.scenarios) != (self.network is not None):
             raise ValueError("scenarios: go with a network, and a network with scenarios")
+        if self.scenarios and self.imitation is None:
+            raise ValueError(
+                "scenarios: go with imitation, which says how long schedules are sought"
+            )
         return self
 
 

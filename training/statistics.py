@@ -20,11 +20,21 @@ def mean_and_ci95(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n))
 
 
+def margin(values: Sequence[float]) -> float:
+    """
+    Half the width of the 95 % interval over the mean, infinite for a single value.
+
+    :param values: at least one measurement, in any unit
+    """
+    mean, half = mean_and_ci95(values)
+    return float("inf") if half is None else half / mean
+
+
 def significant(value: float, digits: int = 5) -> float:
     """
     A value rounded to significant digits, which also keeps a file free of last-bit noise.
 
     :param value: of any size
-    :param digits: that it can claim
+    :param digits: how many it can claim
     """
     return float(f"{value:.{digits}g}")

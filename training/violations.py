@@ -2,9 +2,8 @@
 How probable it is that an interval breaks the SLO, given the p95 that were simulated for it.
 
 Its VM and the moment at which its load moved are known so well only: they are drawn, and each draw
-has a simulated p95. Around that the measured p95 scatters: the tail is one of a few thousand
-requests, and machines do now and then what no model has. Logged runs show a distribution with heavy
-tails; `docs/calibration.md` has what it was compared with.
+has a simulated p95. Around that the measured p95 scatters (`env/simulator/scatter.py`): the tail is
+one of a few thousand requests, and machines do now and then what no model has.
 """
 
 import numpy as np
@@ -12,21 +11,18 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from env.simulator.profile import Scatter
+from env.simulator.scatter import (
+    DEGREES,
+    LEAST_US,
+    NEAR,
+    scatter_growth,
+    spreads_above,
+    violation_chance,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
 DRAWS = 400
-
-LEAST_US = 1.0
-"""An interval without requests has a simulated p95 of 0."""
-
-NEAR = 0.6
-"""
-Scatter is fitted to intervals whose p95 is at least this part of the SLO, simulated or measured.
-
-Far below the SLO p95 scatter otherwise, and no interval violates.
-"""
-
 
 VERDICTS = 10.0
 """
@@ -46,9 +42,9 @@ def violation_probability(simulated_us: FloatArray, slo_us: float, scatter: Scat
     :param scatter: of the profile
     :return: float64[n], the mean over draws
     """
-    t = _above(simulated_us, slo_us, scatter)
-    # Student's t with two degrees of freedom has this distribution function.
-    return np.asarray((0.5 + t / (2.0 * np.sqrt(2.0 + t * t))).mean(axis=0))
+    drawn_us = np.atleast_2d(simulated_us)
+    chances = violation_chance(drawn_us, slo_us, scatter.mean, scatter.spread)
+    return np.asarray(chances.mean(axis=0))
 
 
 def drawn_violations(
@@ -62,9 +58,10 @@ def drawn_violations(
     :param scatter: of the profile
     :return: int64[DRAWS]
     """
-    above = _above(simulated_us, slo_us, scatter)
+    drawn_us = np.atleast_2d(simulated_us)
+    above = spreads_above(drawn_us, slo_us, scatter.mean, scatter.spread)
     of_run = above[np.arange(DRAWS) % len(above)]
-    noise = np.random.default_rng(0).standard_t(2.0, of_run.shape)
+    noise = np.random.default_rng(0).standard_t(DEGREES, of_run.shape)
     return np.asarray((of_run + noise > 0.0).sum(axis=1), dtype=np.int64)
 
 
@@ -81,17 +78,19 @@ def fit_scatter(
     :param slo_us: the latency objective [us]
     :param weights: float64[n], how much each interval counts
     """
-    near = np.maximum(simulated_us.max(axis=0), measured_us) > NEAR * slo_us
+    near = np.maximum(simulated_us.max(axis=0), measured_us) > NEAR * slo_us  # no others violate
     if not near.any():
         return None
-    violated = measured_us[near] > slo_us
-    error = np.log(measured_us[near] / np.maximum(simulated_us[:, near], LEAST_US))
+    drawn_us, violated = simulated_us[:, near], measured_us[near] > slo_us
+    error = np.log(measured_us[near] / np.maximum(drawn_us, LEAST_US))
+    growth = scatter_growth(drawn_us, slo_us)
 
     def surprise(x: FloatArray) -> float:
-        spread = np.exp(x[1])
-        density = (2.0 + ((error - x[0]) / spread) ** 2) ** -1.5 / spread
-        scatter = Scatter(mean=float(x[0]), spread=float(spread))
-        probability = violation_probability(simulated_us[:, near], slo_us, scatter)
+        spread = np.exp(x[1]) * growth
+        t = (error - x[0]) / spread
+        density = (1.0 + t * t / DEGREES) ** (-(DEGREES + 1.0) / 2.0) / spread
+        scatter = Scatter(mean=float(x[0]), spread=float(np.exp(x[1])))
+        probability = violation_probability(drawn_us, slo_us, scatter)
         given = np.where(violated, probability, 1.0 - probability)
         told = np.log(density.mean(axis=0)) + VERDICTS * np.log(given)
         return -float(weights[near] @ told)
@@ -99,9 +98,3 @@ def fit_scatter(
     start = [[0.0, np.log(0.05)], [-0.05, np.log(0.05)], [0.0, np.log(0.1)]]
     found = minimize(surprise, start[0], method="Nelder-Mead", options={"initial_simplex": start}).x
     return Scatter(mean=round(float(found[0]), 4), spread=round(float(np.exp(found[1])), 4))
-
-
-def _above(simulated_us: FloatArray, slo_us: float, scatter: Scatter) -> FloatArray:
-    """How many spreads the p95 to be expected lies above the SLO; float64[draws, n]."""
-    above = np.log(np.maximum(np.atleast_2d(simulated_us), LEAST_US) / slo_us)
-    return np.asarray((above + scatter.mean) / scatter.spread)

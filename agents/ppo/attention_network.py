@@ -28,6 +28,9 @@ FROM_JOB, FROM_VCPU = 9 + 3 * KEY, 1 + KEY
 SMALLEST = np.float32(1e-6)
 """What is added to a token's mean square before it is divided by its root."""
 
+SMALLEST_SCORE = np.float32(-1e9)
+"""Stands for the best of no legal edits."""
+
 BASIS = np.array(
     [(1.0, math.log2(n), math.log2(n) ** 2) for n in range(1, MOST_THREADS + 1)], np.float32
 ).T
@@ -53,7 +56,7 @@ def shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     for layer in range(layers):
         named[f"biases_{layer}"] = (heads, RELATIONS)
         maps |= {
-            f"look_{layer}": (3 * width, width),
+            f"qkv_{layer}": (3 * width, width),
             f"mix_{layer}": (width, width),
             f"widen_{layer}": (wide, width),
             f"narrow_{layer}": (width, wide),
@@ -64,9 +67,25 @@ def shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return named
 
 
+def decided(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """
+    What is done, int64[B]: first whether anything is, then what.
+
+    Edits that are as good as each other, such as starts of like jobs, share their probability. So
+    an edit is made where all of them together are likelier than to keep, and then the likeliest.
+
+    :param scores: float32[B, n], the first one that of `keep`; -inf where an edit is not legal
+    """
+    edits = scores[:, 1:]
+    best: npt.NDArray[np.int64] = edits.argmax(axis=1)
+    top = np.maximum(edits.max(axis=1), SMALLEST_SCORE)
+    together = top + np.log(np.exp(edits - top[:, None]).sum(axis=1) + SMALLEST)
+    return np.where(scores[:, 0] >= together, 0, best + 1)
+
+
 class SingleAttention:
     """
-    The deterministic policy: the legal edit with the highest score.
+    The deterministic policy (`decided`).
 
     The caller writes the tokens into `tokens`, float32[size].
 
@@ -96,8 +115,8 @@ class SingleAttention:
         self._cores = self.row[cores_at:].reshape(n_jobs, n_vcpus + 1)[:, : len(self._vcpus)]
         self._slot_of = table.slot_of
         self._slots = np.zeros(len(table.layout.slots), np.float32)
-        self._first_job = table.layout.slots.first_job
-        self._of_jobs = self._slots[self._first_job :].reshape(n_jobs, -1)
+        slots = table.layout.slots
+        self._of_jobs = self._slots[slots.first_job :].reshape(n_jobs, slots.per_job)
         self._room = n_vcpus
         self._relations = np.zeros((2 + len(self._vcpus),) * 2, np.int64)
         np.fill_diagonal(self._relations, SELF)
@@ -120,13 +139,13 @@ class SingleAttention:
 
     def choose(self, penalty: npt.NDArray[np.float32]) -> int:
         """
-        The best legal edit.
+        The legal edit to make (`decided`).
 
         :param penalty: float32[n_edits], 0 where an edit is legal and -inf where it is not
         :raises ValueError: if the network's output is not a number
         """
         scores = self.scores() + penalty
-        best = int(scores.argmax())
+        best = int(decided(scores[None])[0])
         if not math.isfinite(scores[best]):
             raise ValueError(f"the network's output is {scores[best]}")
         return best
@@ -159,8 +178,8 @@ class SingleAttention:
     ) -> npt.NDArray[np.float32]:
         """Each token's mixture of values, float32[N, d]."""
         size, width = x.shape
-        looks = self._map(f"look_{layer}", x).reshape(size, 3, self._heads, -1)
-        queries, keys, values = looks.transpose(1, 2, 0, 3)
+        qkv = self._map(f"qkv_{layer}", x).reshape(size, 3, self._heads, -1)
+        queries, keys, values = qkv.transpose(1, 2, 0, 3)
         scores: Any = queries @ keys.transpose(0, 2, 1)
         scores *= np.float32(1.0 / math.sqrt(width // self._heads))
         scores += self._arrays[f"biases_{layer}"][:, relations]

@@ -5,7 +5,8 @@ from pathlib import Path
 from agents.general_checkpoint import GeneralCheckpoint, read_general_checkpoint
 from agents.ppo.attention_network import SingleAttention
 from agents.ppo.trained_policy import TrainedPolicy
-from env.control import ControlState
+from env.codes import RUNNING
+from env.control import ControlState, carried_over
 from env.scenario import Scenario, profile_work_s
 from env.sets.tokens import note_use_of_jobs, token_table, write_tokens
 from env.telemetry import Telemetry
@@ -47,9 +48,28 @@ class GeneralPolicy(TrainedPolicy):
         self._offsets = layout.offsets
         # Python's own numbers are faster, one by one.
         self._sets, self._slot_of = table.sets.astype(object), table.slot_of.tolist()
+        self._blank = table.blank
+
+    def change_jobs(self, scenario: Scenario) -> None:
+        """
+        Go on with other jobs.
+
+        :param scenario: the one of `reset` with other jobs
+        :raises InputError: if it has edits that no pointer tells apart
+        """
+        before, known, first = self._scenario, self._control, self._first
+        self.reset(scenario)
+        self._first = first
+        control = carried_over(known, before, scenario, profile_work_s(scenario.profile))
+        for job, state in enumerate(control.desired_state):
+            if state == RUNNING:
+                place = control.desired_set[job], control.desired_weight[job]
+                control.desired_place[job] = self._place_of(job, *place)
+        self._control = control
 
     def _choose(self, control: ControlState) -> int:
         note_use_of_jobs(control)
+        self._attention.row[:] = self._blank
         write_tokens(control, self._sets, self._slot_of, self._offsets, self._attention.tokens)
         return self._attention.choose(self._masks.penalty(control))
 

@@ -13,6 +13,7 @@ from env.allocation import Allocation, JobAllocation, cores_of, mask_of
 from env.codes import DONE, PENDING, PLACE
 from env.control import PROBE_WINDOW_S, STATES, WEIGHTS, ControlState
 from env.decision import decide_edit, regulate_again
+from env.errors import InputError
 from env.observation import observe, remember, shift_history
 from env.scenario import Scenario
 from env.telemetry import Telemetry
@@ -202,6 +203,10 @@ class PPOPolicy(TrainedPolicy):
         """
         self.checkpoint.require_scenario(scenario)
         self._begin(scenario, self.checkpoint.metadata["job_work_s"])
+
+    def change_jobs(self, scenario: Scenario) -> None:
+        """See `Policy.change_jobs`."""
+        raise InputError(f"policy {self.name}: was trained for certain jobs")
 
     def _choose(self, control: ControlState) -> int:
         observe(control, control.n_vcpus, self._network.features)

@@ -23,6 +23,11 @@ class HysteresisPauseParameters(Parameters):
     heavy: dict[str, PositiveInt]
     light: dict[str, PositiveInt]
 
+    @property
+    def planned_jobs(self) -> tuple[str, ...]:
+        """See `Parameters.planned_jobs`."""
+        return (*self.heavy, *self.light)
+
     @model_validator(mode="after")
     def _apart(self) -> "HysteresisPauseParameters":
         if self.return_below > self.take_above:
@@ -44,12 +49,13 @@ class HysteresisPause(Controller[HysteresisPauseParameters]):
     """
 
     schema = HysteresisPauseParameters
+    plans = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
         self._heavy, self._light = dict(self.parameters.heavy), dict(self.parameters.light)
-        if not self.has_plan([*self._heavy, *self._light]):
+        if not self.has_plan():
             order = self.longest_first(self.job_names)
             half = -(-len(order) // 2)
             self._heavy = dict.fromkeys(order[:half], self.scaled(2))

@@ -6,6 +6,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from agents.policy import Controller, CpuThreshold, Parameters, unfinished
 from env.allocation import Allocation, JobAllocation
+from env.errors import InputError
 from env.scenario import Scenario, profile_work_s
 from env.telemetry import Telemetry
 
@@ -40,8 +41,17 @@ class Queue(Controller[QueueParameters]):
         """Begin a new episode."""
         super().reset(scenario)
         self._service = CpuThreshold(self.parameters.threshold)
+
+    def _see_jobs(self, scenario: Scenario) -> None:
+        super()._see_jobs(scenario)
         if self.parameters.order == "work":
             work_s = profile_work_s(scenario.profile)
+            for job in self.job_names:
+                if job not in work_s:
+                    raise InputError(
+                        f"policy {self.name}: must know the work of each job; profile "
+                        f"{scenario.profile} does not have that of {job}"
+                    )
             self.job_names = tuple(sorted(self.job_names, key=lambda job: work_s[job]))
 
     def decide(self, telemetry: Telemetry) -> Allocation:

@@ -25,6 +25,11 @@ class SharedBackgroundParameters(Parameters):
     apart: tuple[str, ...]
     paired_threads: PositiveInt
 
+    @property
+    def planned_jobs(self) -> tuple[str, ...]:
+        """See `Parameters.planned_jobs`."""
+        return self.alone + self.beside + self.apart
+
 
 class SharedBackground(Controller[SharedBackgroundParameters]):
     """
@@ -39,13 +44,14 @@ class SharedBackground(Controller[SharedBackgroundParameters]):
     """
 
     schema = SharedBackgroundParameters
+    plans = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
         rule = self.parameters
         self._lanes = rule.alone, rule.beside, rule.apart
-        if not self.has_plan([*rule.alone, *rule.beside, *rule.apart]):
+        if not self.has_plan():
             order = tuple(self.longest_first(self.job_names))
             self._lanes = order[:1], order[1:2], order[2:]
 

@@ -47,6 +47,7 @@ class Static(Controller[StaticParameters]):
     """
 
     schema = StaticParameters
+    plans = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""

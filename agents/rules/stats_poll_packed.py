@@ -28,6 +28,11 @@ class StatsPollPackedParameters(Parameters):
     wide_threads: PositiveInt
     service_stays: bool
 
+    @property
+    def planned_jobs(self) -> tuple[str, ...]:
+        """See `Parameters.planned_jobs`."""
+        return self.packed + self.wide
+
 
 class StatsPollPacked(Controller[StatsPollPackedParameters]):
     """
@@ -47,6 +52,7 @@ class StatsPollPacked(Controller[StatsPollPackedParameters]):
     """
 
     schema = StatsPollPackedParameters
+    plans = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
@@ -54,7 +60,7 @@ class StatsPollPacked(Controller[StatsPollPackedParameters]):
         rule = self.parameters
         self._packed_jobs, self._wide_jobs = rule.packed, rule.wide
         self._threshold_qps = rule.threshold_qps
-        if not self.has_plan([*rule.packed, *rule.wide]):
+        if not self.has_plan():
             self._plan(scenario)
         self._requests = CounterRate()
         # vCPUs that are never memcached's come first.

@@ -35,6 +35,11 @@ class ThresholdGroupsParameters(Parameters):
     threshold: PositiveFloat
     groups: tuple[tuple[GroupMember, ...], ...]
 
+    @property
+    def planned_jobs(self) -> tuple[str, ...]:
+        """See `Parameters.planned_jobs`."""
+        return tuple(member.job for group in self.groups for member in group)
+
 
 class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     """
@@ -51,12 +56,13 @@ class ThresholdGroups(Controller[ThresholdGroupsParameters]):
     """
 
     schema = ThresholdGroupsParameters
+    plans = True
 
     def reset(self, scenario: Scenario) -> None:
         """Begin a new episode."""
         super().reset(scenario)
         groups = self.parameters.groups
-        if not self.has_plan(member.job for group in groups for member in group):
+        if not self.has_plan():
             groups = self._own_groups()
         self._groups = [{member.job: member for member in group} for group in groups]
         self._service = CpuThreshold(self.parameters.threshold)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import docker
@@ -86,16 +86,17 @@ def ensure_stress_image(client: docker.DockerClient) -> str:
     return STRESS_IMAGE
 
 
-def image_files() -> dict[str, Path]:
+def image_files(packages: Mapping[str, str] = PROGRAMS) -> dict[str, Path]:
     """
-    The files of the image: their paths in it, and on this machine.
+    The files of an image: their paths in it, and on this machine.
 
+    :param packages: the programs that go in, and the packages that have them
     :raises InputError: if one of the programs is not installed
     """
-    found = {name: shutil.which(name) for name in PROGRAMS}
+    found = {name: shutil.which(name) for name in packages}
     for name, path in found.items():
         if path is None:
-            raise InputError(f"{name}: not found; install it: apt-get install {PROGRAMS[name]}")
+            raise InputError(f"{name}: not found; install it: apt-get install {packages[name]}")
     programs = {name: Path(str(path)).resolve() for name, path in found.items()}
     files = {f"usr/bin/{name}": path for name, path in programs.items()}
     for program in programs.values():

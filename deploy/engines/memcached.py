@@ -11,8 +11,9 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.linux.readiness import await_readable
 from deploy.linux.signals import held
@@ -36,6 +37,18 @@ class Memcached:
         return self.process.pid
 
 
+def find_memcached() -> Path:
+    """
+    The machine's own.
+
+    :raises InputError: if it is not installed
+    """
+    program = shutil.which("memcached")
+    if program is None:
+        raise InputError("memcached: not found; install it: apt-get install memcached")
+    return Path(program)
+
+
 def start(threads: int, port: int = 0, memory_mib: int = 64) -> Memcached:
     """
     Start memcached and wait until it answers.
@@ -45,11 +58,9 @@ def start(threads: int, port: int = 0, memory_mib: int = 64) -> Memcached:
     :param memory_mib: size of the cache [MiB]
     :raises InputError: if it is not installed, or does not come up (a port that is in use)
     """
-    program = shutil.which("memcached")
-    if program is None:
-        raise InputError("memcached: not found; install it: apt-get install memcached")
-    port = port or _free_port()
-    command = [program, "-l", HOST, "-p", str(port), "-t", str(threads), "-m", str(memory_mib)]
+    program = find_memcached()
+    port = port or free_port()
+    command = [str(program), "-l", HOST, "-p", str(port), "-t", str(threads), "-m", str(memory_mib)]
     # In a session of its own: Ctrl-C in our terminal is for us alone.
     process = subprocess.Popen(
         [*command, "-u", "nobody"],
@@ -59,7 +70,7 @@ def start(threads: int, port: int = 0, memory_mib: int = 64) -> Memcached:
         start_new_session=True,
     )
     try:
-        _await_answer(process, port)
+        await_answer(process, port)
     except BaseException:
         process.kill()
         process.wait()
@@ -118,24 +129,47 @@ def answering_pid(host: str, port: int, limit_s: float = 1.0) -> int:
     raise OSError(f"{host}:{port} does not answer as memcached does")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port on loopback that nobody holds at this moment."""
     with socket.create_server((HOST, 0)) as taken:
         return int(taken.getsockname()[1])
 
 
-def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
-    """Connect until our own process answers; another one may hold the port."""
+def await_answer(process: subprocess.Popen[bytes], port: int) -> None:
+    """
+    Connect until our own process answers; another one may hold the port.
+
+    :param process: a memcached or its proxy, with a pipe for what it has to say
+    :param port: TCP port on loopback that it was told to listen on
+    :raises InputError: if it ends, or does not answer within `START_LIMIT_S`
+    """
+    await_server(process, port, "memcached", lambda: answering_pid(HOST, port) == process.pid)
+
+
+def await_server(
+    process: subprocess.Popen[bytes], port: int, name: str, serves: Callable[[], bool]
+) -> None:
+    """
+    Wait until a process serves.
+
+    :param process: just started, with a pipe for what it has to say
+    :param port: TCP port on loopback that it was told to listen on
+    :param name: what it is called in messages
+    :param serves: whether it does; an `OSError` says that it does not yet
+    :raises InputError: if it ends, or does not serve within `START_LIMIT_S`
+    """
     ended = os.pidfd_open(process.pid)
     try:
         give_up_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < give_up_s:
             with contextlib.suppress(OSError):
-                if answering_pid(HOST, port) == process.pid:
+                if serves():
                     return
             if await_readable([ended], 0.005):
                 assert process.stderr is not None
-                said = process.stderr.read().decode(errors="replace").split("\n")[0]
-                raise InputError(f"memcached: did not start on {HOST}:{port}: {said}")
-        raise InputError(f"memcached: no answer on {HOST}:{port} within {START_LIMIT_S:g} s")
+                said = process.stderr.read().decode(errors="replace").split("\n")
+                reason = next((line for line in said if "failed" in line), said[0])
+                raise InputError(f"{name}: did not start on {HOST}:{port}: {reason}")
+        raise InputError(f"{name}: no answer on {HOST}:{port} within {START_LIMIT_S:g} s")
     finally:
         os.close(ended)

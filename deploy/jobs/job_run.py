@@ -24,7 +24,7 @@ from deploy.jobs.job_context import JobContext
 from deploy.jobs.placement import Placement
 from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, RuntimeUnavailableError
 from deploy.linux.cgroups import JobGroup
-from deploy.records.proof import begun, exit_code, proof_file
+from deploy.records.proof import CANCELLED, begun, exit_code, proof_file
 from deploy.records.recorder import failed_attempt
 from deploy.records.state import JobRecord
 from env.allocation import JobAllocation, JobState, Weight
@@ -89,6 +89,7 @@ class JobRun:
         self.instance: Instance | None = None
         self.changes = 0
         self.decided_s: float | None = None  # since when the next start is wanted
+        self.why = ""  # the last attempt that failed did
         self._context = context
         self._group: JobGroup | None = None
         self._written = _Written()
@@ -99,6 +100,7 @@ class JobRun:
         self._call: _Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
+        self._cancelled = False
         self._asked = False  # the runtime was told to start an attempt, and has not answered
         self._complaint = ""
         self._cpu_s = self._cpu_before_s = 0.0
@@ -191,6 +193,10 @@ class JobRun:
         if wanted.state == JobState.RUNNING and self.decided_s is None:
             self.decided_s = self._context.now_s
 
+    def cancel(self) -> None:
+        """Have the job ended for good; what it has ended in by itself counts."""
+        self._cancelled = True
+
     def note_end(self) -> None:
         """The attempt's first process has ended."""
         self._ended = True
@@ -267,6 +273,9 @@ class JobRun:
                 return
             self._call = None
             self._finish(call, now_s)
+        # Whatever may be starting must be known before it can be ended.
+        if self._cancelled and not (self.busy or self._ended or self._asked):
+            self._end_cancelled(now_s)
         if now_s >= self._retry_at_s and self._call is None:
             self._begin(now_s)
 
@@ -375,6 +384,17 @@ class JobRun:
         place = self._context.ahead if self.decided_s is None else self.wanted
         self._submit("making", self._make, now_s, attempt, place, late)
 
+    def _end_cancelled(self, now_s: float) -> None:
+        if self.record.exit_code is not None:
+            return
+        if self._group is not None:
+            with contextlib.suppress(OSError):  # it may be gone
+                self._group.release()
+        self.record.exit_code, self.record.end_s = CANCELLED, now_s
+        self._clear_attempt(now_s)
+        self._context.recorder.event("end", self.job.name, detail="cancelled")
+        self._context.save()
+
     def _outcome(self, instance: Instance) -> tuple[bool, int, str]:
         """Runs in the worker: whether what has ended had begun, and what `Runtime.outcome` says."""
         code, output = self._context.runtime.outcome(instance)
@@ -447,15 +467,15 @@ class JobRun:
     def _finish(self, call: _Call, now_s: float) -> None:
         try:
             result = call.future.result()
-        except RuntimeUnavailableError as error:
-            self._put_off(call.what, str(error), now_s)
+        except (RuntimeUnavailableError, OSError) as error:
+            self._put_off(call.what, fault(error), now_s)
             return
         except JobFailedError as error:
             self._asked, self._away_since_s = False, None
             self._fail(GIVEN_UP, str(error), now_s)
             return
         except Exception as error:
-            # Whatever Docker or the kernel come up with: tried again, and reported once.
+            # Whatever Docker comes up with: tried again, and reported once.
             self._put_off(call.what, f"{type(error).__name__}: {fault(error)}", now_s)
             return
         self._pause_s, self._away_since_s, self._complaint = FIRST_PAUSE_S, None, ""
@@ -537,6 +557,7 @@ class JobRun:
         record = self.record
         record.failures += 1
         name, text = self.job.name, " ".join(why.split())
+        self.why = text
         if record.failures > RETRIES:
             record.exit_code, record.end_s = code, now_s
             detail = f"given up after {record.failures} attempts: {text}"

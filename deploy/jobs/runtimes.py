@@ -299,7 +299,7 @@ def _recorded_pid(folder: Path) -> int:
         pid = int((folder / PID_FILE).read_text(encoding="utf-8"))
         # The number may have gone to somebody else.
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        ours = str(proof.proof_file(folder)).encode() in arguments
+        ours = os.fsencode(proof.proof_file(folder)) in arguments
     except (OSError, ValueError):
         return 0
     return pid if ours else 0

@@ -11,13 +11,14 @@ Older kernels preempt by weight, and have the least one in its place.
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from env.allocation import Weight
-from env.errors import InputError
+from env.errors import InputError, fault
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -40,6 +41,9 @@ IDLE_FILE = "cpu.idle"
 """The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
 QUOTA_PERIOD_US = 100_000
+
+GONE = (errno.ENOENT, errno.ENODEV)
+"""What the kernel says of a removed group's files, before and after they were opened."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,15 @@ class Hierarchy:
         return [mount / str(group).lstrip("/") for mount in sorted(set(self.mounts.values()))]
 
 
-def find_hierarchy(mounts: Path = MOUNTS) -> Hierarchy:
+def find_hierarchy() -> Hierarchy:
     """
     Look at what is mounted.
 
-    :param mounts: the kernel's list of mounts
     :raises OSError: if no cpu controller is mounted at all
     """
     first: dict[str, Path] = {}
     unified: Path | None = None
-    for line in mounts.read_text(encoding="utf-8").splitlines():
+    for line in MOUNTS.read_text(encoding="utf-8").splitlines():
         _, folder, kind, options, *_ = line.split()
         if kind == "cgroup2":
             unified = Path(folder)
@@ -414,6 +417,26 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
+def put_back(files: Mapping[str, str]) -> list[str]:
+    """
+    Have files of control groups hold again what they held, and read that back.
+
+    :param files: what they held, by path, in the order of writing; what is gone is left out
+    :return: what could not be put back, one line each
+    """
+    faults = []
+    for path, text in files.items():
+        try:
+            _write(Path(path), text)
+            now = Path(path).read_text(encoding="utf-8")
+            if now != text:
+                faults.append(f"{path} holds {now.strip()}, not {text.strip()}")
+        except OSError as error:
+            if error.errno not in GONE:
+                faults.append(f"{path} does not hold {text.strip()} again: {fault(error)}")
+    return faults
+
+
 def members(hierarchy: Hierarchy, group: PurePosixPath) -> list[int]:
     """
     The processes in a group and below it.
@@ -422,10 +445,27 @@ def members(hierarchy: Hierarchy, group: PurePosixPath) -> list[int]:
     :param group: path of the group
     """
     pids: list[int] = []
-    for path in hierarchy.folder(group).rglob("cgroup.procs"):
+    for folder, _, files in os.walk(hierarchy.folder(group)):
         with contextlib.suppress(OSError):  # a group may go away meanwhile
-            pids.extend(int(pid) for pid in path.read_text(encoding="utf-8").split())
+            if "cgroup.procs" in files:
+                text = Path(folder, "cgroup.procs").read_text(encoding="utf-8")
+                pids.extend(map(int, text.split()))
     return pids
+
+
+def find_groups(mount: Path, beginning: str) -> list[Path]:
+    """
+    The folders of all groups whose name begins so; groups that go away meanwhile end no search.
+
+    :param mount: where to look, below it
+    :param beginning: of the names
+    """
+    return [
+        Path(folder, name)
+        for folder, names, _ in os.walk(mount)
+        for name in names
+        if name.startswith(beginning)
+    ]
 
 
 def remove_group(folder: Path) -> None:

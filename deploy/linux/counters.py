@@ -1,5 +1,5 @@
 """
-memcached's cycles per instruction, from the kernel's perf events.
+Cycles and instructions of memcached, and of jobs, from the kernel's perf events.
 
 Every thread has a pair of counters of its own, which the kernel keeps while the thread runs. A
 machine without such counters (as most VMs are), or a user who may not have them, is found out at
@@ -9,6 +9,7 @@ the start; from then on nothing raises, and what is not counted is None.
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import platform
 import struct
@@ -29,6 +30,15 @@ READING = struct.Struct("=5Q")
 
 READ_FORMAT = 1 | 2 | 8
 """Makes readings look so: total time enabled, total time running, group."""
+
+READING_ALONE = struct.Struct("=3Q")
+"""The count, and the two times of `READING`, of a counter in no group."""
+
+ALONE_FORMAT = 1 | 2
+"""Makes readings look so; counters that children inherit are in no group."""
+
+INHERITED = 1 << 1
+"""The flag of `perf_event_attr` by which what is started meanwhile is counted, too."""
 
 CLOSE_ON_EXEC = 8
 ANY_VCPU = NO_LEADER = -1
@@ -72,21 +82,60 @@ class CounterPair:
         os.close(self._leader)
 
 
+class DescendantCounters:
+    """
+    Cycles and instructions of a process of one thread and of all that it starts from now on.
+
+    :param pid: the process
+    :param events: what is counted
+    :raises OSError: if it is gone, or the machine or the user has no such counters
+    """
+
+    def __init__(self, pid: int, events: tuple[Event, Event] = (CYCLES, INSTRUCTIONS)):
+        self._files: list[int] = []
+        try:
+            for event in events:
+                self._files.append(_open(event, pid, NO_LEADER, ALONE_FORMAT, INHERITED))
+        except OSError:
+            self.close()
+            raise
+
+    def read(self) -> tuple[float, float]:
+        """
+        Both counts so far, scaled as `CounterPair.read` does.
+
+        :return: NaN for what never had its turn
+        """
+        found = []
+        for file in self._files:
+            count, enabled_ns, running_ns = READING_ALONE.unpack(os.read(file, READING_ALONE.size))
+            found.append(count * enabled_ns / running_ns if running_ns else math.nan)
+        return found[0], found[1]
+
+    def close(self) -> None:
+        """Give the counters back."""
+        for file in self._files:
+            os.close(file)
+
+
 class CpiSensor:
     """
-    A process' cycles per instruction, one window after the other.
+    Cycles per instruction of processes together, one window after the other.
 
     `cpi` is what the last whole window showed; before the first one is over, what was counted so
     far; None without a reading. Threads that come within a window are counted from the next on.
 
-    :param who: the process
+    :param who: the processes
     :param now_s: the present time, on the clock that `poll` is given [s]
     :param events: what is divided by what
-    :raises OSError: if it is gone, or the machine or the user has no such counters
+    :raises OSError: if all are gone, or the machine or the user has no such counters
     """
 
     def __init__(
-        self, who: Identity, now_s: float, events: tuple[Event, Event] = (CYCLES, INSTRUCTIONS)
+        self,
+        who: tuple[Identity, ...],
+        now_s: float,
+        events: tuple[Event, Event] = (CYCLES, INSTRUCTIONS),
     ):
         self.cpi: float | None = None
         self._who = who
@@ -95,11 +144,11 @@ class CpiSensor:
         self._first = True
         self._pairs = _open_pairs(who, events)
 
-    def poll(self, who: Identity, now_s: float, window_s: float) -> None:
+    def poll(self, who: tuple[Identity, ...], now_s: float, window_s: float) -> None:
         """
         Read what is due.
 
-        :param who: the process, maybe another one than before
+        :param who: the processes, maybe others than before
         :param now_s: the present time [s]
         :param window_s: length of a window [s]
         """
@@ -145,19 +194,21 @@ def why_not_counted(error: OSError) -> str:
     return f"{who} count them ({error.strerror})"
 
 
-def _open_pairs(who: Identity, events: tuple[Event, Event]) -> list[CounterPair]:
+def _open_pairs(who: tuple[Identity, ...], events: tuple[Event, Event]) -> list[CounterPair]:
     """
-    Begin to count in all threads of a process.
+    Begin to count in all threads of those processes that live.
 
-    :raises OSError: if it is gone, or the machine or the user has no such counters
+    :raises OSError: if none does, or the machine or the user has no such counters
     """
-    if not is_alive(who):
+    living = [one for one in who if is_alive(one)]
+    if not living:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     pairs: list[CounterPair] = []
     try:
-        for thread in thread_ids(who.pid)[:MOST_THREADS]:
-            with contextlib.suppress(ProcessLookupError):  # a thread may end
-                pairs.append(CounterPair(thread, events))
+        for one in living:
+            for thread in thread_ids(one.pid)[:MOST_THREADS]:
+                with contextlib.suppress(ProcessLookupError):  # a thread may end
+                    pairs.append(CounterPair(thread, events))
     except OSError:
         _close(pairs)
         raise
@@ -169,10 +220,12 @@ def _close(pairs: list[CounterPair]) -> None:
         pair.close()
 
 
-def _open(event: Event, thread: int, leader: int) -> int:
+def _open(
+    event: Event, thread: int, leader: int, read_format: int = READ_FORMAT, flags: int = 0
+) -> int:
     """The file descriptor of a counter."""
     kind, config = event
-    attributes = ATTRIBUTES.pack(kind, ATTRIBUTES.size, config, 0, 0, READ_FORMAT, 0, 0, 0, 0)
+    attributes = ATTRIBUTES.pack(kind, ATTRIBUTES.size, config, 0, 0, read_format, flags, 0, 0, 0)
     file: int = _LIBC.syscall(_NUMBER, attributes, thread, ANY_VCPU, leader, CLOSE_ON_EXEC)
     if file < 0:
         fault = ctypes.get_errno()

@@ -21,6 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 from deploy.linux import oom
 oom.expose()
+os.umask(os.umask(0) | 0o022)
 os.chdir("/")
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """

@@ -2,7 +2,7 @@
 What the machine shows, read without ever waiting.
 
 memcached's CPU time and run-queue delay come from its threads' schedstat through file
-descriptors that are kept; its request counters come from `stats` over a connection of our own,
+descriptors that are kept; its request counters come from `deploy.linux.stats_connection`,
 asked for just before a poll and read in it if they are there. Each reading carries the time it
 was taken. One that fails, makes no sense or goes back in time is dropped, never made up: the
 last good one stays and grows old.
@@ -11,11 +11,9 @@ last good one stays and grows old.
 import contextlib
 import math
 import os
-import select
-import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
@@ -27,25 +25,18 @@ from deploy.linux.service_process import (
     Program,
     identify,
     is_alive,
-    is_memcached,
+    number_outside,
     program,
+    serves,
     thread_ids,
 )
+from deploy.linux.stats_connection import Requests, StatsConnection
 
 THREADS_EVERY_S = 1.0
 """How often memcached's threads are listed anew."""
 
-RECONNECT_S = 0.2
-"""How often a lost connection is tried again."""
-
-ANSWER_LIMIT_S = 2.0
-"""A connection that owes an answer for so long is given up."""
-
-LONGEST_ANSWER = 64 << 10
-"""More than `stats` ever answers [bytes]."""
-
-LONGEST_NUMBER = 20
-"""Digits of the largest 64-bit counter."""
+LONGEST_STAT_LINE = 256
+"""More than a vCPU's line of `/proc/stat` has: its name and ten counters [bytes]."""
 
 MOST_QPS = 1e8
 """More than any memcached serves [requests/s]."""
@@ -70,14 +61,6 @@ class Cpu:
     time_s: float
     cpu_s: float
     run_delay_s: float
-
-
-@dataclass(frozen=True)
-class Requests:
-    """memcached's request counter, and when it was asked for."""
-
-    time_s: float
-    count: int
 
 
 class ThreadClock:
@@ -169,123 +152,12 @@ class ThreadClock:
         self._last.pop(thread, None)
 
 
-class StatsConnection:
-    """
-    memcached's `stats`, asked for and picked up later.
-
-    `complaint` says why there can be no connection that is not memcached's fault.
-
-    :param host: memcached's address, a name or an IP address
-    :param port: memcached's TCP port
-    """
-
-    def __init__(self, host: str, port: int):
-        self.host, self.port = host, port
-        self.complaint = ""
-        self.pid = self.threads = 0
-        self._socket: socket.socket | None = None
-        self._answer = b""
-        self._asked_s: float | None = None
-        self._tried_s = -math.inf
-
-    def ask(self, now_s: float) -> None:
-        """
-        Send `stats`, unless an answer is still due; reconnect if there is no connection.
-
-        :param now_s: the present time [s]
-        """
-        if self._socket is None:
-            self._connect(now_s)
-        elif self._asked_s is None:
-            self._send(now_s)
-        elif now_s - self._asked_s > ANSWER_LIMIT_S:
-            self.close()
-
-    def receive(self, patience_s: float = 0.0) -> Requests | None:
-        """
-        The answer, if all of it has come and it makes sense.
-
-        :param patience_s: how long to wait for its first part [s]
-        """
-        if self._socket is None or self._asked_s is None:
-            return None
-        if patience_s > 0.0:
-            arrival = select.poll()
-            arrival.register(self._socket, select.POLLIN)
-            arrival.poll(1e3 * patience_s)
-        try:
-            while not self._answer.endswith(b"END\r\n"):
-                part = self._socket.recv(LONGEST_ANSWER)
-                self._answer += part
-                if not part or len(self._answer) > LONGEST_ANSWER:  # hung up, or no memcached
-                    self.close()
-                    return None
-        except BlockingIOError:
-            return None
-        except OSError:
-            self.close()
-            return None
-        reading = self._parse(self._answer, self._asked_s)
-        self._answer, self._asked_s = b"", None
-        if reading is None:
-            self.close()
-        return reading
-
-    def close(self) -> None:
-        """Hang up; `ask` connects again."""
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, self._asked_s, self._answer = None, None, b""
-
-    def _connect(self, now_s: float) -> None:
-        if now_s - self._tried_s < RECONNECT_S:
-            return
-        self._tried_s = now_s
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        try:
-            connection = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            self.complaint = f"it cannot be asked: {error.strerror}"
-            return
-        self.complaint = ""
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(BlockingIOError):
-            try:
-                connection.connect((self.host, self.port))
-            except BlockingIOError:
-                raise
-            except OSError:
-                connection.close()
-                return
-        self._socket = connection
-
-    def _send(self, now_s: float) -> None:
-        assert self._socket is not None
-        try:
-            self._socket.send(b"stats\r\n")
-            self._asked_s = now_s
-        except BlockingIOError:
-            pass  # still connecting
-        except OSError:
-            self.close()
-
-    def _parse(self, answer: bytes, asked_s: float) -> Requests | None:
-        try:
-            self.pid = _number(answer, b"STAT pid ")
-            self.threads = _number(answer, b"STAT threads ")
-            commands = (b"STAT cmd_get ", b"STAT cmd_set ", b"STAT cmd_touch ")
-            return Requests(asked_s, sum(_number(answer, name) for name in commands))
-        except ValueError:
-            return None
-
-
 class VcpuClock:
     """
     Busy seconds of each vCPU, from the finest source the machine has; see `source`.
 
-    `bad_since_s` says since when readings make no sense, on the monotonic clock [s]; inf while they
-    do make sense.
+    `stolen` tells of the time that others had of them. `bad_since_s` says since when readings make
+    no sense, on the monotonic clock [s]; inf while they do make sense.
 
     :param vcpus: number of vCPUs, counted from vCPU 0
     :param cpuacct: the mount of the version 1 controller, where there is one
@@ -303,6 +175,7 @@ class VcpuClock:
             candidates.insert(0, (cpuacct / "cpuacct.usage_percpu", _from_cpuacct))
         path, self._parse = next(one for one in candidates if one[0].exists())
         self.source = str(path)
+        self.stolen = StolenClock(self._vcpus)
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[float, ...]:
@@ -321,7 +194,8 @@ class VcpuClock:
         return self._busy_s
 
     def close(self) -> None:
-        """Give the file descriptor back."""
+        """Give the file descriptors back."""
+        self.stolen.close()
         os.close(self._file)
 
 
@@ -334,17 +208,24 @@ class StolenClock:
     """
 
     def __init__(self, vcpus: int):
-        self._vcpus = vcpus
-        self._stolen_s = 0.0
+        self._stolen_s = (0.0,) * vcpus
+        self._ticks: list[int] = []
+        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         self._file = os.open("/proc/stat", os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> float:
-        """Seconds since boot, all vCPUs together; those of the last reading that made sense."""
+    def read(self) -> tuple[float, ...]:
+        """Seconds since boot, one a vCPU; those of the last reading that made sense."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            lines = os.pread(self._file, 64 << 10, 0).splitlines()[1 : self._vcpus + 1]
-            ticks = sum(int(line.split()[8]) for line in lines if line.startswith(b"cpu"))
-            # Its counters may fall for a moment.
-            self._stolen_s = max(self._stolen_s, ticks / os.sysconf("SC_CLK_TCK"))
+            last = len(self._stolen_s) + 1  # the first line is of all vCPUs
+            lines = os.pread(self._file, LONGEST_STAT_LINE * last, 0).split(b"\n", last)[1:last]
+            ticks = [int(line.split(None, 9)[8]) for line in lines if line.startswith(b"cpu")]
+            if ticks != self._ticks:  # mostly nothing is stolen
+                # Its counters may fall for a moment.
+                self._stolen_s = tuple(
+                    max(before_s, now * self._tick_s)
+                    for before_s, now in zip(self._stolen_s, ticks, strict=True)
+                )
+                self._ticks = ticks
         return self._stolen_s
 
     def close(self) -> None:
@@ -359,14 +240,21 @@ class ServiceSensor:
     Counters go on where they stood when a new process takes over, which must be the same program of
     the same user: whoever comes first may take the port of a memcached that restarts. Times are on
     whatever clock `ask` and `receive` are given. `news` has what is out of the ordinary, one line
-    each, for whoever writes it down.
+    each, for whoever writes it down; `clock` reads the process's threads, None while there is none.
 
     :param host: memcached's address, a name or an IP address
     :param port: memcached's TCP port
     :param known: what the process must run that answers first; None for whatever it runs
+    :param inside: lists the processes of the pod that memcached is in; None where it is in none
     """
 
-    def __init__(self, host: str, port: int, known: Program | None = None):
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        known: Program | None = None,
+        inside: Callable[[], Sequence[int]] | None = None,
+    ):
         self.stats = StatsConnection(host, port)
         self.who: Identity | None = None
         self.cpu: Cpu | None = None
@@ -374,8 +262,10 @@ class ServiceSensor:
         self.qps = self.cpu_cores = 0.0
         self.news: deque[str] = deque(maxlen=MOST_NEWS)
         self._program = known
+        self._inside = inside
+        self._called = 0  # what memcached says its number is
         self._told: set[str] = set()
-        self._clock: ThreadClock | None = None
+        self.clock: ThreadClock | None = None
         self._cpu_before: Cpu | None = None
         self._requests_before: Requests | None = None
         self._cpu_offset = self._delay_offset = 0.0
@@ -421,19 +311,22 @@ class ServiceSensor:
     def close(self) -> None:
         """Hang up and give the file descriptors back."""
         self.stats.close()
-        if self._clock is not None:
-            self._clock.close()
+        if self.clock is not None:
+            self.clock.close()
 
-    def _follow(self, pid: int, now_s: float) -> bool:
+    def _follow(self, called: int, now_s: float) -> bool:
         """
         Turn to the process that answers, if it is another one than before.
 
+        :param called: what it says its number is
+        :param now_s: the present time [s]
         :return: whether what it says is memcached's
         """
-        if self.who is not None and self.who.pid == pid and self._clock is not None:
+        if self.who is not None and self._called == called and self.clock is not None:
             return True
+        pid = called if self._inside is None else number_outside(called, self._inside())
         try:
-            if not is_memcached(pid, self.stats.port):
+            if not serves(pid, self.stats.port, self.stats.program):
                 return False
             who, runs = identify(pid), program(pid)
             if self._program not in (None, runs):
@@ -450,17 +343,17 @@ class ServiceSensor:
         except OSError:
             clock.close()
             return False
-        if self._clock is not None:
-            self._clock.close()
+        if self.clock is not None:
+            self.clock.close()
         successor = self.who is not None
         self._program = runs
         self._told.clear()
-        self._clock = clock
+        self.clock = clock
         if self.who is not None and self.requests is not None:
             self._requests_offset = self.requests.count
         if self.who is not None and self.cpu is not None:
             self._cpu_offset, self._delay_offset = self.cpu.cpu_s, self.cpu.run_delay_s
-        self.who = who
+        self.who, self._called = who, called
         self._cpu_before = self._requests_before = None
         self._cpu_offset -= first.cpu_s
         self._delay_offset -= first.run_delay_s
@@ -474,21 +367,21 @@ class ServiceSensor:
             self.news.append(what)
 
     def _read_cpu(self, now_s: float) -> None:
-        if self._clock is None:
+        if self.clock is None:
             return
         try:
-            reading = self._clock.read(now_s)
+            reading = self.clock.read(now_s)
         except OSError:
-            self._clock.close()
-            self._clock = None
+            self.clock.close()
+            self.clock = None
             return
-        if self._clock.complaint:
-            self._tell_once("threads", self._clock.complaint)
+        if self.clock.complaint:
+            self._tell_once("threads", self.clock.complaint)
         before, self._cpu_before = self._cpu_before, reading
         if before is not None:
             window_s, used_s = reading.time_s - before.time_s, reading.cpu_s - before.cpu_s
             delay_s = reading.run_delay_s - before.run_delay_s
-            most_s = (window_s + SLACK_S) * self._clock.threads
+            most_s = (window_s + SLACK_S) * self.clock.threads
             if not 0.0 <= used_s <= most_s or delay_s < 0.0 or window_s <= 0.0:
                 # No process does that: count on from the last good reading.
                 if self.cpu is not None:
@@ -536,14 +429,6 @@ class ServiceSensor:
                 self.news.append("its counters are reset all the time: they are not believed")
             self._doubted_until_s = reading.time_s + STEADY_S
         self._fell_s = reading.time_s
-
-
-def _number(answer: bytes, name: bytes) -> int:
-    start = answer.index(name) + len(name)
-    text = answer[start : answer.index(b"\r", start)]
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(f"{name!r} is a number of {len(text)} digits")
-    return int(text)
 
 
 def _from_cpuacct(text: bytes) -> list[float]:

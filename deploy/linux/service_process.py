@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+MEMCACHED, NUTCRACKER = b"memcached\n", b"nutcracker\n"
+"""What the kernel calls the programs that serve."""
+
 ROUNDS = 5
 """How often the threads are listed again until no new one appears."""
 
@@ -88,16 +91,17 @@ def is_alive(who: Identity) -> bool:
     return int(fields[19]) == who.started and fields[0] not in "ZX"
 
 
-def is_memcached(pid: int, port: int) -> bool:
+def serves(pid: int, port: int, name: bytes = MEMCACHED) -> bool:
     """
-    Whether a process is a memcached that listens on a port: its own word is not enough.
+    Whether a process is of a program and listens on a port: its own word is not enough.
 
     :param pid: what something that answered on the port said its number was
     :param port: TCP port
+    :param name: what the kernel calls the program
     :raises OSError: if there is no file descriptor left to look with
     """
     try:
-        if Path(f"/proc/{pid}/comm").read_bytes().strip() != b"memcached":
+        if Path(f"/proc/{pid}/comm").read_bytes() != name:
             return False
         listening = _listening_sockets(pid, port)
         return any(str(file.readlink()) in listening for file in Path(f"/proc/{pid}/fd").iterdir())
@@ -105,6 +109,37 @@ def is_memcached(pid: int, port: int) -> bool:
         if error.errno in OUT_OF_FILES:
             raise
         return False
+
+
+def number_outside(called: int, pids: Iterable[int]) -> int:
+    """
+    The number here of a process that has another one in a container.
+
+    :param called: what it calls itself there
+    :param pids: those that it may be, as they are called here
+    :return: 0 if none of them calls itself so
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it may have ended
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+            innermost = status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1:]
+            if innermost == [str(called)] and Path(f"/proc/{pid}/comm").read_bytes() == MEMCACHED:
+                return pid
+    return 0
+
+
+def who_serves(port: int, name: bytes) -> int:
+    """
+    The process that listens on a port, for a program that does not say its number.
+
+    :param port: TCP port
+    :param name: what the kernel calls the program
+    :return: its number; 0 if there is none, or it may not be looked at
+    :raises OSError: if there is no file descriptor left to look with
+    """
+    entries = os.listdir("/proc")  # noqa: PTH208 - names alone
+    pids = (int(entry) for entry in entries if entry.isdigit())
+    return next((pid for pid in pids if serves(pid, port, name)), 0)
 
 
 def thread_ids(pid: int) -> list[int]:

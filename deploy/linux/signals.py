@@ -1,11 +1,16 @@
 """What asks a program to end, and how it does so without leaving anything behind."""
 
 import contextlib
+import ctypes
+import os
 import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PR_SET_PDEATHSIG = 1
+"""From Linux's prctl.h."""
 
 
 @contextlib.contextmanager
@@ -26,6 +31,19 @@ def interrupt_on_stop() -> None:
     """Turn what asks this program to end into a `KeyboardInterrupt(number)` from now on."""
     for number in STOPPING:
         signal.signal(number, _interrupt)
+
+
+def end_with(starter: int) -> None:
+    """
+    Have the kernel end this process with the one that started it, even by `kill -9`.
+
+    What changes its user afterwards is no longer ended.
+
+    :param starter: the process that started it
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != starter:  # it was too late for that
+        os._exit(1)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -1,5 +1,5 @@
 """
-The load itself: GETs at the rate a trace asks for, whatever memcached answers.
+The load itself: requests at the rate a trace asks for, whatever memcached answers.
 
 Requests are due at random moments (a Poisson process), collected in ticks of `TICK_S` and sent as
 pipelined batches over a few connections. As in mcperf, a connection carries a bounded number of
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import os
 import select
 import socket
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deploy.linux import realtime
-from deploy.load.keys import ANSWERED, RECORDS, REQUEST_BYTES, get_request, load_records
+from deploy.load.mix import DEFAULT, Mix, add_mix_options, answers_in, mix_of
 from env.errors import InputError
 from env.inputs.commandline import OneLineParser, address, number, whole_number
 from env.simulator.load import LoadTrace
@@ -49,8 +50,8 @@ POISSON_BLOCK = 4096
 READY, START = b"ready", struct.Struct("d")
 """What is written when everything is set up, and the start that is read then [monotonic s]."""
 
-COUNT = struct.Struct("qqdd")
-"""An interval's requests due and answered, the share of late ticks, CPU time so far [s]."""
+COUNT = struct.Struct("qqqdd")
+"""An interval's requests due, GETs and SETs answered, share of late ticks, CPU time so far [s]."""
 
 
 class Connection:
@@ -65,35 +66,43 @@ class Connection:
         self.outstanding = 0
         self.heard_s = time.monotonic()
         self._rest = b""
+        self._unsent = memoryview(b"")
         self._socket = socket.create_connection((host, port), 1.0)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
 
     def send(self, requests: memoryview, count: int) -> None:
         """
-        Send a batch, which the socket's buffer always has room for.
+        Send a batch; what the socket's buffer has no room for waits for `flush`.
 
         :param requests: the bytes of the requests
         :param count: how many requests they are
         """
-        if self._socket.send(requests) != len(requests):
-            raise OSError("memcached takes no more requests")
+        self._unsent = requests
         self.outstanding += count
+        self.flush()
 
-    def receive(self) -> int:
-        """How many answers have come since the last call."""
+    def flush(self) -> bool:
+        """Send what is left of a batch; whether all of it is sent."""
+        if len(self._unsent):
+            with contextlib.suppress(BlockingIOError):
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        return len(self._unsent) == 0
+
+    def receive(self) -> tuple[int, int]:
+        """How many answers to GETs and to SETs have come since the last call."""
         try:
             part = self._socket.recv(65536)
         except BlockingIOError:
-            return 0
+            return 0, 0
         if not part:
             raise OSError("memcached has closed the connection")
         text = self._rest + part
-        answers = text.count(ANSWERED)
+        gets, sets, failed, end = answers_in(text)
         # Answers may be cut anywhere; what follows the last whole one is kept.
-        self._rest = text[text.rfind(ANSWERED) + len(ANSWERED) :] if answers else text
-        self.outstanding -= answers
-        return answers
+        self._rest = text[end:]
+        self.outstanding -= gets + sets + failed
+        return gets, sets
 
     def close(self) -> None:
         """Hang up."""
@@ -107,21 +116,24 @@ class Generator:
     :param host: memcached's address, a name or an IP address
     :param port: memcached's TCP port
     :param connections: over how many; they share `OUTSTANDING` requests under way
+    :param mix: what is asked for
     """
 
-    def __init__(self, host: str, port: int, connections: int = CONNECTIONS):
+    def __init__(self, host: str, port: int, connections: int = CONNECTIONS, mix: Mix = DEFAULT):
+        self._mix = mix
         self._address = (host, port)
         self._count = connections
         self._depth = max(1, OUTSTANDING // connections)
         rng = np.random.default_rng()
-        order = rng.permutation(RECORDS).tolist()
-        # Twice round, so that a batch can begin at any record.
-        self._requests = memoryview(b"".join(get_request(record) for record in order * 2))
-        self._rng = rng
-        self._next_record = 0
+        texts = [request.text for request in mix.draw(rng)]
+        self._drawn = len(texts)
+        # Twice round, so that a batch can begin at any request.
+        self._requests = memoryview(b"".join(texts * 2))
+        self._offsets = [0, *itertools.accumulate(map(len, texts * 2))]
+        self._next = 0
         self._turn = 0
         self._retry_at_s = 0.0
-        self.due = self.answered = 0
+        self.due = self.read = self.updated = 0
         self.waiting = 0
         self.connections = self._connect()
 
@@ -146,9 +158,10 @@ class Generator:
             self._hang_up(now_s)
 
     def _receive(self, connection: Connection, now_s: float) -> None:
-        answers = connection.receive()
-        if answers:
-            self.answered += answers
+        gets, sets = connection.receive()
+        if gets + sets:
+            self.read += gets
+            self.updated += sets
             connection.heard_s = now_s
         elif now_s - connection.heard_s > ANSWER_LIMIT_S:
             raise OSError("memcached is silent")
@@ -160,13 +173,14 @@ class Generator:
                 return
             connection = self.connections[self._turn]
             self._turn = (self._turn + 1) % self._count
-            count = min(share, self.waiting, self._depth - connection.outstanding)
-            if count > 0:
+            room = min(self._drawn, self._depth - connection.outstanding)
+            count = min(share, self.waiting, room)
+            if connection.flush() and count > 0:
                 if not connection.outstanding:
                     connection.heard_s = now_s
-                start = self._next_record * REQUEST_BYTES
-                connection.send(self._requests[start : start + count * REQUEST_BYTES], count)
-                self._next_record = (self._next_record + count) % RECORDS
+                start, end = self._offsets[self._next], self._offsets[self._next + count]
+                connection.send(self._requests[start:end], count)
+                self._next = (self._next + count) % self._drawn
                 self.waiting -= count
 
     def _connect(self) -> list[Connection]:
@@ -183,7 +197,7 @@ class Generator:
         """Go on with a memcached that was started anew, so without records."""
         self._retry_at_s = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError, InputError):
-            load_records(*self._address)
+            self._mix.load(*self._address)
             self.connections = self._connect()
 
 
@@ -211,7 +225,8 @@ def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
     reader.register(sys.stdout, 0)  # only its hanging up
     for index, qps in enumerate(trace.targets):
         end_s = start_s + (index + 1) * trace.interval_s
-        due, answered, ticks, late = generator.due, generator.answered, 0, 0
+        due, read, updated = generator.due, generator.read, generator.updated
+        ticks = late = 0
         arrivals: list[int] = []
         next_s = start_s + index * trace.interval_s
         while next_s < end_s:
@@ -229,7 +244,8 @@ def run(generator: Generator, trace: LoadTrace, start_s: float) -> None:
                 count += arrivals.pop()
                 next_s += TICK_S
             generator.tick(count, now_s)
-        figures = (generator.due - due, generator.answered - answered, late / max(1, ticks))
+        counts = (generator.due - due, generator.read - read, generator.updated - updated)
+        figures = (*counts, late / max(1, ticks))
         os.write(sys.stdout.fileno(), COUNT.pack(*figures, time.process_time() - cpu_s))
 
 
@@ -241,6 +257,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cpu", type=whole_number(0), required=True)
     add("--interval", type=number(0.001), required=True)
     add("--connections", type=whole_number(1, OUTSTANDING), default=CONNECTIONS)
+    add_mix_options(line)
     add("targets", type=whole_number(1), nargs="+")
     return line
 
@@ -254,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     trace = LoadTrace.explicit(arguments.targets, arguments.interval)
     host, port = arguments.memcached
-    generator = Generator(host, port, arguments.connections)
+    generator = Generator(host, port, arguments.connections, mix_of(arguments))
     complaint = realtime.hold(arguments.cpu, PRIORITY)
     if complaint:
         print(f"coretide: load: {complaint}", file=sys.stderr)

@@ -13,21 +13,26 @@ then the jobs come: nobody is ever without a vCPU, and nobody who competes with 
 vCPUs.
 """
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import PurePosixPath
 
 from deploy.jobs.job_context import JobContext
 from deploy.jobs.job_run import JobRun
 from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
 from deploy.linux.cgroups import JobGroup
+from deploy.linux.group_sensor import process_names
 from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
-from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
+from deploy.records.state import JobRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import fault
-from env.scenario import Scenario
+from env.scenario import Job, Scenario
 
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
@@ -35,6 +40,9 @@ SAVE_EVERY_S = 1.0
 REST, LONGEST_REST_S = 2.0, 2.0
 """How long nothing is started or removed after a start or removal: in multiples of what that took,
 and at most [s]. What the kernel does for a container yields to no weight (docs/decisions.md)."""
+
+GROUP_LIMIT_S = 2.0
+"""How long the control group of a job that is over may stay in use."""
 
 RESERVE = 16
 """File descriptors kept for the end: who has none left can undo nothing."""
@@ -66,6 +74,7 @@ class Actuator:
         recorder: Recorder,
     ):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._worker.submit(bool)  # a thread that cannot be had is known before anything is touched
         self._vcpus = tuple(range(scenario.machine.vcpus))
         self._has_groups = group_for is not None
         self._context = JobContext(
@@ -77,12 +86,16 @@ class Actuator:
             for job in scenario.jobs
         }
         self._recorder = recorder
-        self._service: service_process.Identity | None = None
+        self._service: tuple[service_process.Identity, ...] = ()
+        service = scenario.service
+        self._service_names = process_names(service.processes, service.proxy is not None)
+        self._leaving: dict[str, Future[None]] = {}  # what is left of jobs that are over
+        self._stuck: set[str] = set()  # those of which something cannot be removed
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
-        self._service_changes = 0
+        self._other_changes = 0  # memcached's, and those of jobs that are gone
         self._save_at_s = 0.0
         self._begun = False  # nothing is made before `apply` has said which vCPUs memcached has
         self._holds = False  # whether a decided start waits for its turn
@@ -96,7 +109,12 @@ class Actuator:
     @property
     def changes(self) -> int:
         """How many changes the machine has seen."""
-        return self._service_changes + sum(job.changes for job in self.jobs.values())
+        return self._other_changes + sum(job.changes for job in self.jobs.values())
+
+    @property
+    def context(self) -> JobContext:
+        """What all jobs share."""
+        return self._context
 
     def take_over(self, now_s: float) -> None:
         """
@@ -119,27 +137,98 @@ class Actuator:
                 # It never ran; should it do so yet, it is found by its number.
                 record.attempts, record.opened = record.attempts - 1, False
 
-    def follow(self, who: service_process.Identity) -> None:
+    def admit(self, job: Job) -> None:
         """
-        Turn to a memcached: remember the vCPUs it has, and give it those it should have.
+        Take one more job; an attempt of it is made ahead, as of the others.
 
-        :param who: the process, new or known
+        :param job: one of a queue
+        """
+        record = self.state.jobs.setdefault(job.name, JobRecord())
+        self.adopt(JobRun(job, record, self._context))
+
+    def adopt(self, run: JobRun) -> None:
+        """
+        Take one more job that somebody else looks after.
+
+        :param run: the job
+        """
+        self.jobs[run.job.name] = run
+        self._unsettle_all()
+
+    def cancel(self, name: str) -> None:
+        """
+        Have a job ended for good.
+
+        :param name: the job's
+        """
+        self.jobs[name].cancel()
+        self._unsettle_all()
+
+    def dismiss(self, name: str) -> bool:
+        """
+        Forget a job that is over, once nothing of it is left on the machine.
+
+        :param name: the job's
+        :return: whether it is forgotten; to be called again until it is
+        """
+        leaving = self._leaving.pop(name, None)
+        if leaving is None:
+            group = self.jobs[name].record.group
+            leaving = self._context.worker.submit(self._remove_traces, name, group)
+        if not leaving.done():
+            self._leaving[name] = leaving
+            return False
+        if (error := leaving.exception()) is not None:
+            if name not in self._stuck:
+                self._context.note(name, f"is not forgotten yet: {error}; tried again")
+            self._stuck.add(name)
+            return False
+        self._stuck.discard(name)
+        self._other_changes += self.jobs[name].changes
+        del self.jobs[name], self.state.jobs[name]
+        self._context.save()
+        self._unsettle_all()
+        return True
+
+    def follow(self, who: tuple[service_process.Identity, ...]) -> None:
+        """
+        Turn to memcached's processes: remember the vCPUs they have, and give them theirs.
+
+        :param who: all of them, new or known
         """
         if who == self._service:
             return
-        self._service, self._service_written = None, ()
-        known = self.state.service
-        if known is None or (known.pid, known.started) != (who.pid, who.started):
-            try:
-                had, runs = service_process.affinities(who.pid), service_process.program(who.pid)
-            except OSError:
-                return
-            self.state.service = ServiceRecord(who.pid, who.started, had, runs)
+        self._service, self._service_written = (), ()
+        known = {(record.pid, record.started): record for record in self.state.service}
+        records, news = [], []
+        for place, one in enumerate(who):
+            record = known.get((one.pid, one.started))
+            if record is None:
+                try:
+                    record = service_record(one)
+                    name = self._service_names[place]
+                    news.append(f"{name}: process {one.pid}" if name else f"process {one.pid}")
+                except OSError:
+                    if service_process.is_alive(one) or not self.state.service:
+                        return  # it is tried again
+                    record = self.state.service[place]  # it has ended, as the one before it
+            records.append(record)
+        if news:
+            self.state.service = records
             self._context.save()
             self._service_unsaved = self._context.unsaved
-            self._context.note(MEMCACHED, f"process {who.pid}")
+            for line in news:
+                self._context.note(MEMCACHED, line)
         self._service = who
         self._write_service(self._service_wanted)
+
+    def look_after_service(self) -> None:
+        """Have memcached moved again if somebody else has moved it, as a kubelet may."""
+        written = set(self._service_written)
+        for one in self._service if written else ():
+            with contextlib.suppress(OSError):  # it may be gone
+                if os.sched_getaffinity(one.pid) != written:
+                    self._service_written = ()
 
     def apply(self, allocation: Allocation) -> None:
         """
@@ -147,7 +236,7 @@ class Actuator:
 
         :param allocation: who holds what; jobs it does not name stay as they are
         """
-        self._look_at_all()
+        self._unsettle_all()
         self._begun = True
         old, new = set(self._service_written), set(allocation.service_cores)
         self._service_wanted = tuple(allocation.service_cores)
@@ -191,11 +280,11 @@ class Actuator:
         """
         for file in await_readable(self._ends, timeout_s):
             self._ends.pop(file).note_end()
-            self._look_at_all()
+            self._unsettle_all()
 
     def forget_written(self) -> None:
         """Write everything anew: the guardian may have changed things."""
-        self._look_at_all()
+        self._unsettle_all()
         self._service_written = ()
         for run in self.jobs.values():
             run.forget_written()
@@ -225,7 +314,7 @@ class Actuator:
         weight = Weight.BACKGROUND if self._has_groups else Weight.NORMAL
         return JobAllocation(cores=self._vcpus, weight=weight)
 
-    def _look_at_all(self) -> None:
+    def _unsettle_all(self) -> None:
         """Something has happened: any job may have to change."""
         self._unsettled = list(self.jobs.values())
 
@@ -265,16 +354,34 @@ class Actuator:
             self._in_turn, self._turn_from_s = run, now_s
             run.take_turn(now_s)
 
+    def _remove_traces(self, name: str, path: str) -> None:
+        """Runs in the worker: remove the control group and the proofs of a job that is over."""
+        context = self._context
+        if context.group_for is not None and path:
+            group = replace(context.group_for(name), path=PurePosixPath(path))
+            # The worker has others to serve, and is asked again and again.
+            give_up_s = time.monotonic() + (0.0 if name in self._stuck else GROUP_LIMIT_S)
+            group.remove()
+            while group.exists():  # a dying process still counts as a member for a moment
+                if time.monotonic() > give_up_s:
+                    raise TimeoutError(f"its control group {path} cannot be removed")
+                time.sleep(0.02)
+                group.remove()
+        context.folder.forget_job(context.state.nonce, name)
+
     def _write_service(self, cores: tuple[int, ...]) -> None:
-        if self._service is None or not cores or cores == self._service_written:
+        if not self._service or not cores or cores == self._service_written:
             return
         if self._service_unsaved and self._context.unsaved:  # nobody could give its vCPUs back
             return
         self._service_unsaved = False
-        if not service_process.is_alive(self._service):  # its number may be another's
+        # The number of one that is gone may be another's.
+        living = [who for who in self._service if service_process.is_alive(who)]
+        if not living:
             return
         try:
-            service_process.pin(self._service.pid, cores)
+            for who in living:
+                service_process.pin(who.pid, cores)
         except OSError as error:
             if fault(error) != self._complaint:
                 self._complaint = fault(error)
@@ -282,5 +389,5 @@ class Actuator:
             return
         self._complaint = ""
         self._service_written = cores
-        self._service_changes += 1
+        self._other_changes += 1
         self._recorder.event("update_cores", MEMCACHED, cores)

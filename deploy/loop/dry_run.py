@@ -39,7 +39,7 @@ class DryJob:
 
 class DryActuator:
     """
-    Prints the changes that an actuator would make; see `deploy.loop.live_machine.Actuation`.
+    Prints the changes that an actuator would make; see `deploy.loop.actuator_interface.Actuation`.
 
     :param scenario: the problem
     :param state: says when the run started
@@ -52,7 +52,7 @@ class DryActuator:
         everything = cores_of((1 << scenario.machine.vcpus) - 1)
         self._now = Allocation(everything)
 
-    def follow(self, who: Identity) -> None:
+    def follow(self, who: tuple[Identity, ...]) -> None:
         """See `Actuation.follow`; nothing is done to memcached."""
 
     def apply(self, allocation: Allocation) -> None:

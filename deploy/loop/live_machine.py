@@ -9,22 +9,33 @@ sees the new load and not a mixture.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from deploy.linux.counters import CpiSensor
-from deploy.linux.sensors import Cpu, ServiceSensor, VcpuClock
-from deploy.linux.service_process import Identity
+from deploy.linux.group_sensor import GroupSensor
+from deploy.linux.sensors import Cpu, VcpuClock
+from deploy.loop.actuator_interface import Actuation
+from deploy.loop.admission import Arrivals
+from deploy.records.latencies import Latencies, LatencySensor
 from deploy.records.recorder import MEMCACHED, SCHEDULER, Recorder
-from deploy.records.state import State
 from deploy.safety.guardian import Guardian
-from env.allocation import Allocation, JobAllocation, JobState
+from env.allocation import Allocation, JobState, cores_of
 from env.codes import PENDING
-from env.control import PROBE_WINDOW_S, ControlState, regulated, set_desired
+from env.control import PROBE_WINDOW_S, ControlState, carried_over, regulated, set_desired
 from env.decision import decide_allocation, decide_edit, regulate_again
-from env.guard import LATE_LIMIT, LEVELS, late_by_delay, note_late, step_guard
+from env.guard import (
+    LATE_LIMIT,
+    LEVELS,
+    budget,
+    harmless,
+    late_by_delay,
+    note_late,
+    note_stolen,
+    step_guard,
+)
 from env.regulator import REASONS, note_use
-from env.scenario import Scenario, profile_work_s
+from env.scenario import Job, Scenario, profile_work_s
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
 ANSWER_S = 0.002
@@ -48,116 +59,15 @@ baseline is the least that a fading mean, in which a reading has this weight, ca
 second], and not below what means nothing; it rises by 1/e in this time [s], because a machine may
 have become slower."""
 
+STOLEN_EVERY_S = 0.045
+"""Stolen time is read so often [s], and whenever requests are late: it matters for them alone."""
+
 PREPARE_LIMIT_S = 30.0
 """How long the first decision waits at most for the jobs to be made. What is not made by then, as
 memcached had no time to spare, is made beside the decisions."""
 
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
-
-
-class JobStanding(Protocol):
-    """One job as an actuator knows it."""
-
-    @property
-    def wanted(self) -> JobAllocation:
-        """What it should have; pending if it is to be started (again)."""
-
-    @property
-    def state(self) -> JobState:
-        """Where it stands."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is under way or left to be cleaned up."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether it is as wanted, and waits at its gate if it is pending."""
-
-    def cpu_s(self) -> float:
-        """CPU seconds it has used."""
-
-    def paused_s(self, now_s: float) -> float:
-        """
-        How long it has been paused in all [s].
-
-        :param now_s: since the run started [s]
-        """
-
-
-class Actuation(Protocol):
-    """Whoever performs allocations; see `deploy.loop.actuator.Actuator`."""
-
-    state: State
-
-    @property
-    def jobs(self) -> Mapping[str, JobStanding]:
-        """The jobs in the scenario's order."""
-
-    @property
-    def changes(self) -> int:
-        """How many changes there were."""
-
-    def take_over(self, now_s: float) -> None:
-        """
-        Find what an earlier loop left running.
-
-        :param now_s: since the run started [s]
-        """
-
-    def follow(self, who: Identity) -> None:
-        """
-        Turn to a memcached.
-
-        :param who: its process
-        """
-
-    def apply(self, allocation: Allocation) -> None:
-        """
-        Make the machine hold an allocation.
-
-        :param allocation: the vCPUs, weights and states to hold from now on
-        """
-
-    def poll(self, now_s: float, slack: bool = True) -> None:
-        """
-        Go on with what takes longer.
-
-        :param now_s: since the run started [s]
-        :param slack: whether memcached has CPU time to spare; starts wait for it
-        """
-
-    def wait(self, timeout_s: float) -> None:
-        """
-        Sleep, but no longer than until a job ends.
-
-        :param timeout_s: the longest sleep [s]
-        """
-
-    def forget_written(self) -> None:
-        """Write everything anew."""
-
-
-class LatencyProbe(Protocol):
-    """Whatever measures memcached's latency."""
-
-    def poll(self) -> bool:
-        """Take in what it has measured; False once it has ended."""
-
-    def late_lately(self, limit_s: float) -> tuple[int, int]:
-        """
-        How many requests are known of since the last call, and how many of them are late.
-
-        :param limit_s: what is late [s]
-        """
-
-    def p95_us(self, window_s: float) -> float | None:
-        """
-        95th percentile of the latency [µs]; None if too little was seen.
-
-        :param window_s: how far back to look [s]
-        """
 
 
 class LiveMachine:
@@ -170,20 +80,22 @@ class LiveMachine:
     :param vcpus: busy time of the vCPUs
     :param recorder: is told what happens
     :param guardian: is kept from acting; None for a machine nothing is done to
-    :param probe: measures latency, where it is measured
+    :param latency: measures latency, where it is measured
     :param cpi: counts memcached's cycles, for a policy that cannot decide without them
+    :param admission: brings jobs one by one, where a queue or a cluster's node has them
     """
 
     def __init__(
         self,
         scenario: Scenario,
         actuator: Actuation,
-        sensor: ServiceSensor,
+        sensor: GroupSensor,
         vcpus: VcpuClock,
         recorder: Recorder,
         guardian: Guardian | None = None,
-        probe: LatencyProbe | None = None,
+        latency: LatencySensor | None = None,
         cpi: CpiSensor | None = None,
+        admission: Arrivals | None = None,
     ):
         self.scenario = scenario
         self.actuator = actuator
@@ -192,17 +104,20 @@ class LiveMachine:
         self._vcpus = vcpus
         self._recorder = recorder
         self._guardian = guardian
-        self._probe = probe
+        self._latency = latency
         self._cpi = cpi
+        self._admission = admission
         self._probe_window_s = PROBE_WINDOW_S
         self._probed_s = -math.inf
-        self._probed_us: float | None = None
+        self._probed: Latencies | None = None
+        self._latency_stale = False
         self._started_s = actuator.state.started_s
         self._busy_before = vcpus.read()
+        self._stolen_s = vcpus.stolen.read()
         self._row = ControlState.initial(scenario, profile_work_s(scenario.profile))
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
-        self._polled_s = self.now_s
+        self._polled_s = self._stolen_at_s = self.now_s
         self._seen_cpu: Cpu | None = None  # up to here the run delay was read
         self._mean_delay = self._calm_delay = math.inf
         self._slack = True
@@ -224,7 +139,9 @@ class LiveMachine:
 
     @property
     def over(self) -> bool:
-        """Whether every job is done or given up, and nothing is left to be cleaned up."""
+        """Whether all is done or given up and cleaned up."""
+        if self._admission is not None:
+            return self._admission.over
         runs = self.actuator.jobs.values()
         return all(run.state == JobState.DONE and not run.busy for run in runs)
 
@@ -310,6 +227,7 @@ class LiveMachine:
     def telemetry(self) -> Telemetry:
         """What the machine shows, as of the last poll."""
         sensor, cpu, requests = self.sensor, self.sensor.cpu, self.sensor.requests
+        probed = self._latencies()
         busy = zip(self._vcpus.read(), self._busy_before, strict=True)
         return Telemetry(
             time_s=self._polled_s,
@@ -321,8 +239,11 @@ class LiveMachine:
                 cpu_cores=sensor.cpu_cores,
                 peak_qps=self._row.peak_qps,
                 peak_cpu_cores=self._row.peak_cpu_cores,
-                p95_us=self._p95_us(),
+                p95_us=None if probed is None else probed.p95_us,
                 cpi=None if self._cpi is None else self._cpi.cpi,
+                wait_us=None if probed is None else probed.wait_us,
+                service_us=None if probed is None else probed.service_us,
+                members=() if probed is None else probed.members,
             ),
             vcpu_busy_s=tuple(now - before for now, before in busy),
             jobs={
@@ -353,7 +274,8 @@ class LiveMachine:
     def sense(self) -> ControlState:
         """The control row with all readings of the last poll, for whoever decides by edits."""
         row = self._up_to_date()
-        row.probed_p95_us = self._p95_us() or 0.0
+        probed = self._latencies()
+        row.probed_p95_us = 0.0 if probed is None else probed.p95_us
         row.job_cpu_s = [run.cpu_s() for run in self.actuator.jobs.values()]
         return row
 
@@ -415,7 +337,8 @@ class LiveMachine:
         move_seen_s: float | None = None
         while True:
             due_s = self._due_s(period_s if move_seen_s is None else CONFIRM_S)
-            self._sleep(due_s)
+            while (left_s := due_s - self.now_s) > 0.0:
+                self.actuator.wait(left_s)
             self.poll()
             stirred = self._undecided() != undecided or self.guard_level != level
             if due_s >= until_s - 1e-4 or (wake and stirred):
@@ -428,19 +351,15 @@ class LiveMachine:
     def poll(self) -> None:
         """Read the sensors once and let the actuator go on."""
         now_s = self.now_s
-        if now_s - self._polled_s > AWAY_S:
-            self._recorder.event(
-                "custom", SCHEDULER, detail=f"away for {now_s - self._polled_s:.2f} s"
-            )
-            self.actuator.forget_written()
         span_s, self._polled_s = now_s - self._polled_s, now_s
+        if span_s > AWAY_S:
+            self._recorder.event("custom", SCHEDULER, detail=f"away for {span_s:.2f} s")
+            self.actuator.forget_written()
         self.sensor.ask(now_s)  # memcached answers while all else is done
         if self._guardian is not None:
             self._guardian.beat(now_s)
-        if self._probe is not None and not self._probe.poll():
-            self._recorder.event("custom", SCHEDULER, detail="the latency probe has ended")
-            self._probe = None
-        if self.sensor.who is not None:
+        self._poll_latency()
+        if self.sensor.who:
             self.actuator.follow(self.sensor.who)
             if self._cpi is not None:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
@@ -454,7 +373,17 @@ class LiveMachine:
                 states[index] = PENDING  # a failed attempt, to be started again
                 self._sent = ()
                 self._unsettle()
+        if self._admission is not None and (jobs := self._admission.poll(now_s)) is not None:
+            self._change_jobs(jobs)
         self._guard(span_s)
+
+    def _change_jobs(self, jobs: tuple[Job, ...]) -> None:
+        """Go on with other jobs; what is known of memcached, and of jobs that stay, stays known."""
+        before, self.scenario = self.scenario, self.scenario.with_jobs(jobs)
+        work_s = profile_work_s(self.scenario.profile)
+        self._row = carried_over(self._row, before, self.scenario, work_s)
+        self._applied, self._sent = regulated(self._row, self.scenario), ()
+        self._unsettle()
 
     def _guard(self, span_s: float) -> None:
         """
@@ -465,21 +394,24 @@ class LiveMachine:
         row = self._up_to_date()
         note_use(row, row.qps, row.cpu_cores, span_s)
         share = self._late_share(span_s)
+        if share or self._polled_s - self._stolen_at_s >= STOLEN_EVERY_S:
+            self._note_stolen()
         if not row.guarded:
             return
         note_late(row, row.late_lately if share is None else share, span_s)
-        lately, gone, level = row.late_lately, row.late_share / LATE_LIMIT, row.guard_level
+        level = row.guard_level
+        gone, burn = budget(row, level >= harmless(row))
         if step_guard(row):
-            why = f"{100 * lately:.0f} % late just now, {100 * gone:.0f} % of the budget gone"
-            self._note_guard(level, why)
+            late, spent = 100 * burn * LATE_LIMIT, 100 * gone
+            self._note_guard(level, f"{late:.0f} % late just now, {spent:.0f} % of the budget gone")
             regulate_again(row)
             self._settled = None
             self._send()
 
     def _late_share(self, span_s: float) -> float | None:
         """The share of late requests since the poll before; None if there is none to tell by."""
-        if self._probe is not None:
-            count, late = self._probe.late_lately(1e-6 * self.scenario.service.slo_us)
+        if self._latency is not None and not self._latency_stale:
+            count, late = self._latency.late_lately(1e-6 * self.scenario.service.slo_us)
             return late / count if count else None
         now, before = self.sensor.cpu, self._seen_cpu
         if now is None or before is None:
@@ -496,6 +428,14 @@ class LiveMachine:
         self._calm_delay = max(min(self._calm_delay, self._mean_delay), LEAST_CALM_DELAY)
         return late_by_delay(delay, self._calm_delay)
 
+    def _note_stolen(self) -> None:
+        """Tell the guard what was stolen of memcached's vCPUs' time since it was told last."""
+        before_s, span_s = self._stolen_s, self._polled_s - self._stolen_at_s
+        self._stolen_s, self._stolen_at_s = self._vcpus.stolen.read(), self._polled_s
+        held = cores_of(self._row.service)
+        stolen_s = sum(self._stolen_s[vcpu] - before_s[vcpu] for vcpu in held)
+        note_stolen(self._row, min(stolen_s / (len(held) * span_s), 1.0), span_s)
+
     def _has_slack(self) -> bool:
         """Whether memcached has CPU time to spare on its vCPUs."""
         now, before = self.sensor.cpu, self._slack_from
@@ -507,30 +447,39 @@ class LiveMachine:
             self._slack_from = now
         return self._slack
 
-    def _p95_us(self) -> float | None:
-        """What the probe shows, worked out anew a few times a second."""
-        if self._probe is None:
+    def _poll_latency(self) -> None:
+        """Take in what the latency sensor has measured; say so where it says nothing any more."""
+        if self._latency is None:
+            return
+        name, alive, was_stale = self._latency.name, self._latency.poll(), self._latency_stale
+        self._latency_stale = alive and self._latency.stale
+        if not alive:
+            self._latency = None
+        if not alive or self._latency_stale != was_stale:
+            said = (
+                "is silent" if self._latency_stale else "is heard again" if alive else "has ended"
+            )
+            self._recorder.event("custom", SCHEDULER, detail=f"the {name} {said}")
+
+    def _latencies(self) -> Latencies | None:
+        """What the latency sensor shows, worked out anew a few times a second."""
+        if self._latency is None:
             return None
         if self._polled_s - self._probed_s >= PROBE_EVERY_S:
             self._probed_s = self._polled_s
-            self._probed_us = self._probe.p95_us(self._probe_window_s)
-        return self._probed_us
+            self._probed = self._latency.latencies(self._probe_window_s)
+        return self._probed
 
     def _due_s(self, wait_s: float) -> float:
         """When the next poll is due; polls that were missed are left out."""
         due_s, now_s = self._polled_s + wait_s, self.now_s
-        if due_s < now_s:
-            self.overruns += 1
+        self.overruns += due_s < now_s
         return max(due_s, now_s)
 
     def _undecided(self) -> list[bool]:
         """Which jobs wait for a decision: not started, or done."""
         resting = (JobState.PENDING, JobState.DONE)
         return [run.state in resting for run in self.actuator.jobs.values()]
-
-    def _sleep(self, until_s: float) -> None:
-        while (left_s := until_s - self.now_s) > 0.0:
-            self.actuator.wait(left_s)
 
     def _moved_s(self) -> float | None:
         """When the reading was taken by which the load has moved since the last decision, if so."""

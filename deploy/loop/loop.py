@@ -45,7 +45,7 @@ class TimeLimit:
     """
     Interrupts what takes too long, in the main thread: a `with` block that may raise.
 
-    :param seconds: how long a block may take
+    :param seconds: how long a block may take [s]
     :raises PolicyLateError: in a block that takes longer
     """
 
@@ -81,6 +81,7 @@ class GuardedPolicy:
         self._recorder = recorder
         self._fallback = Fallback(scenario)
         self._limit = TimeLimit(LATE_S)
+        self._jobs = scenario.jobs
         self._valid: Allocation | None = None
         self._trusted_from_s = -math.inf
         self._trouble = ""
@@ -98,6 +99,9 @@ class GuardedPolicy:
             return self._fall_back(telemetry, self._trouble)
         try:
             with self._limit:
+                if self._jobs is not self._scenario.jobs:
+                    self.policy.change_jobs(self._scenario)
+                    self._jobs = self._scenario.jobs
                 allocation = self.policy.decide(telemetry)
                 if allocation is None or allocation is not self._valid:
                     self._valid = allocation.validate(self._scenario)
@@ -115,6 +119,15 @@ class GuardedPolicy:
         self.period_s = period_s
         self.wakes, self.regulated = self.policy.wakes, self.policy.regulated
         return allocation
+
+    def see_jobs(self, scenario: Scenario) -> None:
+        """
+        Go on with other jobs, which the policy is told of before it decides the next time.
+
+        :param scenario: the same with those jobs
+        """
+        self._scenario, self._valid = scenario, None
+        self._fallback = Fallback(scenario)
 
     def _fall_back(self, telemetry: Telemetry, why: str) -> Allocation:
         if not self._trouble:
@@ -175,6 +188,7 @@ class Loop:
         self._stop = stop
         self._samplers = samplers
         self._sampled_s = -math.inf
+        self._scenario = machine.scenario
         machine.watch(policy.probe_window_s)
 
     def run(self) -> None:
@@ -192,6 +206,9 @@ class Loop:
     def step(self) -> None:
         """One decision and the wait for the next."""
         machine, guarded = self.machine, self.guarded
+        if machine.scenario is not self._scenario:
+            self._scenario = machine.scenario
+            guarded.see_jobs(self._scenario)
         telemetry, stale = machine.telemetry(), machine.stale
         changes = machine.actuator.changes
         allocation = guarded.decide(telemetry, stale)

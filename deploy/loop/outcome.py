@@ -20,6 +20,7 @@ def write_report(
     restored: bool,
     stopped: bool,
     illustrated: bool,
+    open_end: bool = False,
 ) -> None:
     """
     Say what the run has come to; a full disk does not undo the run.
@@ -31,7 +32,8 @@ def write_report(
     :param machine: on which everything has ended
     :param restored: whether it is as it was found
     :param stopped: whether the run was ended before its jobs were done
-    :param illustrated: whether to draw pictures and a page
+    :param illustrated: whether to predict, to draw pictures and a page, which takes seconds
+    :param open_end: whether jobs came one by one, as from a queue
     """
     state, lasted_s = machine.actuator.state, machine.now_s
     jobs = {
@@ -45,6 +47,7 @@ def write_report(
             max(0, record.attempts - 1),
         )
         for name, record in state.jobs.items()
+        if name in machine.actuator.jobs
     }
     usage = resource.getrusage(resource.RUSAGE_SELF)
     cost = run_report.LoopCost(
@@ -54,7 +57,14 @@ def write_report(
         _largest_mib(),
     )
     outcome = run_report.Outcome(
-        policy, lasted_s, jobs, machine.actuator.changes, machine.overruled, cost, restored
+        policy,
+        lasted_s,
+        jobs,
+        machine.actuator.changes,
+        machine.overruled,
+        cost,
+        restored,
+        open_end,
     )
     intervals: list[Row] = []
     try:
@@ -62,8 +72,9 @@ def write_report(
     except InputError as error:
         complain(f"{error}; the report does without latency")
     try:
-        shown = illustrated and not stopped
-        run_report.write(folder, machine.scenario, outcome, intervals, shown)
+        report = run_report.write(folder, machine.scenario, outcome, intervals)
+        if illustrated and not stopped:
+            run_report.illustrate(folder, machine.scenario, report)
     except (InputError, OSError) as error:
         said = os_reason(error) if isinstance(error, OSError) else error
         complain(f"{folder}: no report: {said}")

@@ -42,7 +42,9 @@ from deploy.records.terminal import printable
 from env.errors import exit_on_bad_input
 from env.guard import LEVELS
 from env.inputs.commandline import OneLineParser
+from env.inputs.text_files import MOST_RECORD_BYTES, open_regular
 from env.scenario import Scenario, profile_work_s
+from env.telemetry import Stages
 
 REFRESH_S = 0.5
 SHOWN_EVENTS = 10
@@ -65,13 +67,16 @@ class Tail:
         self._read = 0
 
     def lines(self) -> list[str]:
-        """The whole lines that came since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
-        except FileNotFoundError:
+        """
+        The whole lines that came since the last call.
+
+        :raises InputError: if there is something that is no file
+        """
+        if not self._path.exists():
             return []
+        with open_regular(self._path, "a run's record") as file:
+            file.seek(self._read)
+            text = file.read(MOST_RECORD_BYTES)
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         return whole.decode(errors="replace").splitlines()
@@ -161,6 +166,11 @@ def _service(picture: Picture) -> RenderableType:
     else:
         style = "red" if p95_us > slo_us else "green"
         view.add_row("p95", Text(f"{p95_us:,.0f} µs, SLO {slo_us:g} µs", style))
+    if now.wait_us is not None and now.service_us is not None:
+        view.add_row("", _in_words(Stages(now.wait_us, now.service_us)))
+    for number, stages in enumerate(now.members, 1):
+        if stages is not None:
+            view.add_row(f"member {number}", _in_words(stages))
     level = picture.guard_level
     said = f"level {level}: {LEVELS[level]}"
     view.add_row("guard", Text(said, "red" if level else "green"))
@@ -170,6 +180,10 @@ def _service(picture: Picture) -> RenderableType:
         said = f"{late} of {len(picture.rows)} above the SLO"
         view.add_row("intervals", f"{said}, {spoiled} spoiled by a late client")
     return view
+
+
+def _in_words(stages: Stages) -> str:
+    return f"waiting {stages.wait_us:,.0f} µs, being served {stages.service_us:,.0f} µs"
 
 
 def _vcpus(picture: Picture) -> RenderableType:

@@ -71,15 +71,16 @@ class Row:
 
 
 def format_row(
-    latencies_us: Sequence[float],
+    latencies_us: Sequence[float] | npt.NDArray[np.float64],
     qps: float,
     target_qps: float,
     start_s: float,
     end_s: float,
     client_late: float,
+    operation: str = "read",
 ) -> str:
     """
-    A `read` row.
+    A row of one operation.
 
     :param latencies_us: every measured latency of the interval [µs]
     :param qps: requests answered per second
@@ -87,13 +88,14 @@ def format_row(
     :param start_s: when the interval started [s of the epoch]
     :param end_s: when the interval ended [s of the epoch]
     :param client_late: see `Row`
+    :param operation: `read` or `update`; all that reads rows goes by the first
     """
-    ordered = np.sort(np.asarray(latencies_us or [0.0]))
+    ordered = np.sort(np.asarray(latencies_us if len(latencies_us) else [0.0]))
     values = [ordered.mean(), ordered.std(), ordered[0]]
     values += [percentile(ordered, rank) for rank in PERCENTILES.values()]
     words = [f"{value:.1f}" for value in (*values, qps)]
     stamps = [str(round(1000 * moment)) for moment in (start_s, end_s)]
-    return " ".join(("read", *words, f"{target_qps:.0f}", *stamps, f"{client_late:.4f}"))
+    return " ".join((operation, *words, f"{target_qps:.0f}", *stamps, f"{client_late:.4f}"))
 
 
 def percentile(ordered: Sequence[float] | npt.NDArray[np.float64], rank: float) -> float:

@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from deploy.records.recorder import Event
 from env.allocation import Allocation, JobState
-from env.errors import InputError
-from env.telemetry import Telemetry
+from env.errors import InputError, fault
+from env.telemetry import Stages, Telemetry
 
 HOST = "127.0.0.1"
 REQUEST_LIMIT_S = 5.0
@@ -91,7 +91,18 @@ def _service(telemetry: Telemetry, allocation: Allocation) -> Iterator[Metric]:
         "coretide_memcached_run_delay_seconds", "time its threads waited", service.run_delay_s
     )
     if service.p95_us is not None:
-        yield GaugeMetricFamily("coretide_memcached_p95_microseconds", "probed", service.p95_us)
+        yield GaugeMetricFamily("coretide_memcached_p95_microseconds", "measured", service.p95_us)
+    for part, part_us in (("wait", service.wait_us), ("service", service.service_us)):
+        if part_us is not None:
+            name = f"coretide_memcached_{part}_p95_microseconds"
+            yield GaugeMetricFamily(name, "by the latency tap", part_us)
+    for place, part in enumerate(Stages._fields if service.members else ()):
+        name = f"coretide_member_{part.removesuffix('_us')}_p95_microseconds"
+        by_member = GaugeMetricFamily(name, "by the latency tap", labels=["member"])
+        for number, stages in enumerate(service.members, 1):
+            if stages is not None:
+                by_member.add_metric([str(number)], stages[place])
+        yield by_member
     busy = CounterMetricFamily("coretide_vcpu_busy_seconds", "busy time", labels=["vcpu"])
     for vcpu, busy_s in enumerate(telemetry.vcpu_busy_s):
         busy.add_metric([str(vcpu)], busy_s)
@@ -149,29 +160,27 @@ class _Server(ThreadingHTTPServer):
 
 class Endpoint:
     """
-    A web server for scrapes, on a thread of its own.
+    A web server for scrapes on this machine, on a thread of its own.
 
     :param collector: what is served
     :param port: TCP port; 0 takes a free one
-    :param host: the machine's address to listen at
     :raises InputError: if it cannot listen there
     """
 
-    def __init__(self, collector: Collector, port: int, host: str = HOST):
+    def __init__(self, collector: Collector, port: int):
         registry = CollectorRegistry()
         registry.register(collector)
         handler: Any = type(
             "Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_LIMIT_S}
         )
         try:
-            self._server = _Server((host, port), handler)
-        except OSError as error:
-            raise InputError(
-                f"--metrics-port {port}: cannot listen on {host}: {error.strerror}"
-            ) from error
+            self._server = _Server((HOST, port), handler)
+            self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            reason = fault(error)
+            raise InputError(f"--metrics-port {port}: cannot listen on {HOST}: {reason}") from error
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""

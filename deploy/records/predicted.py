@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deploy.linux.helpers import helper_command
 from deploy.linux.own_folder import write_own
 from deploy.records.recorder import POLICY_FILE, PREDICTION_FILE
-from env.errors import InputError, validation_message
-from env.inputs.text_files import read_json
+from env.errors import InputError, fault, validation_message
+from env.inputs.text_files import MOST_RECORD_BYTES, read_bytes, read_json
 
 PREDICT_LIMIT_S = 120.0
 """Two seconds are usual; after an update the simulator is compiled anew, which takes 20."""
@@ -56,6 +56,7 @@ class Figures(_PredictedPart):
 
     :param makespan_s: from the first job's start to the last one's end [s]
     :param violation_ratio: share of the intervals with p95 above the SLO
+    :param intervals: how many of them have a p95; a mean may be a fraction
     :param p95_median_us: median of the intervals' p95 [µs]
     :param p95_high_us: 95th percentile of the intervals' p95 [µs]
     :param shared_p95_us: median p95 of the intervals in which jobs ran on memcached's vCPUs for
@@ -68,6 +69,7 @@ class Figures(_PredictedPart):
 
     makespan_s: float | None
     violation_ratio: float | None
+    intervals: float
     p95_median_us: float | None
     p95_high_us: float | None
     shared_p95_us: float | None
@@ -166,8 +168,7 @@ def predict(folder: Path) -> Prediction:
         except subprocess.TimeoutExpired:
             said = f"{CANNOT}: the simulator took more than {PREDICT_LIMIT_S:g} s"
         except (subprocess.SubprocessError, OSError, InputError) as error:
-            last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
-            said = f"{CANNOT}: {''.join(last).removeprefix('coretide: ')}"
+            said = f"{CANNOT}: {fault(error).removeprefix('coretide: ')}"
     failed = Prediction(profile="", measured=None, replayed=None, free=None, remarks=[said])
     write_prediction(folder, failed)
     return failed
@@ -257,9 +258,10 @@ def _shown(value: float | None, scale: float, form: str) -> str:
 
 
 def _digest(path: Path) -> str:
+    """Empty where there is no such file, or none that a policy can be in."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_bytes(path, "a policy", MOST_RECORD_BYTES)).hexdigest()
+    except InputError:
         return ""
 
 

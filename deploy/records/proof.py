@@ -60,7 +60,7 @@ fi
 end "$code"
 """
 
-OOM, TERMINATED, NO_PROOF = 137, 143, -1
+OOM, TERMINATED, NO_PROOF, CANCELLED = 137, 143, -1, -2
 
 
 def prepare(folder: Path) -> None:

@@ -25,10 +25,10 @@ from deploy.linux.own_folder import OwnFolder, write_own
 from deploy.linux.sensors import StolenClock
 from deploy.records.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
-from env.errors import InputError, os_reason
-from env.inputs.text_files import MOST_RECORD_BYTES, read_text
+from env.errors import InputError
+from env.inputs.text_files import MOST_RECORD_BYTES, each_line, open_regular
 from env.scenario import Scenario, load_scenario
-from env.telemetry import Telemetry
+from env.telemetry import Stages, Telemetry
 
 EVENTS_FILE, SAMPLES_FILE, SCENARIO_FILE = "events.log", "samples.csv", "scenario.json"
 REPORT_FILE, INTERVALS_FILE, PAGE_FILE = "report.json", "intervals.csv", "report.html"
@@ -62,6 +62,12 @@ SCHEDULER, MEMCACHED = "scheduler", "memcached"
 JOB_PREFIX = "job_"
 """Begins the columns of a job, which may be called like one of memcached's: cpu."""
 
+MEMBER_WAIT = re.compile(r"member_\d+_wait_us")
+"""A column that there is for each member of a group, beside `member_N_service_us`."""
+
+CPU_SETSIZE = 1024
+"""vCPUs that a set of the C library's holds: none in a record has a higher number."""
+
 FAILED_ATTEMPT = re.compile(r"attempt \d+ failed: ")
 """Begins what `failed_attempt` says. The course's log has no event of its own for it."""
 
@@ -85,10 +91,10 @@ def scenario_of(folder: Path) -> Scenario:
     path = folder / SCENARIO_FILE
     if not path.is_file():
         raise InputError(f"{folder}: no run's report folder (it has no {SCENARIO_FILE})")
-    return load_scenario(path)
+    return load_scenario(path, jobless=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """
     One thing that happened.
@@ -128,7 +134,7 @@ class Event:
             return f"{cores} {self.threads}"
         if self.what == "update_cores":
             return cores
-        return quote_plus(self.detail) if self.what == "custom" else ""
+        return quote_plus(self.detail, errors="replace") if self.what == "custom" else ""
 
 
 def failed_attempt(number: int, why: str) -> str:
@@ -165,6 +171,8 @@ class Recorder:
         self.recent: deque[Event] = deque(maxlen=RECENT)
         self.disk = Disk(str(folder))
         self._listener = listener
+        self._job_names = scenario.job_names  # those of a queue are in the events alone
+        self._members = scenario.service.told_apart
         try:
             self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
             self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
@@ -229,12 +237,21 @@ class Recorder:
             f"{service.qps:.0f}",
             f"{service.cpu_cores:.4f}",
             f"{service.run_delay_s:.6f}",
-            "" if service.p95_us is None else f"{service.p95_us:.1f}",
+            *(
+                "" if part_us is None else f"{part_us:.1f}"
+                for part_us in (service.p95_us, service.wait_us, service.service_us)
+            ),
+            *(
+                "" if part_us is None else f"{part_us:.1f}"
+                for stages in service.members or (None,) * self._members
+                for part_us in stages or (None, None)
+            ),
             _listed(allocation.service_cores),
-            f"{self._stolen.read():.2f}",
+            f"{sum(self._stolen.read()):.2f}",
             *(f"{busy_s:.4f}" for busy_s in telemetry.vcpu_busy_s),
         ]
-        for name, job in telemetry.jobs.items():
+        for name in self._job_names:
+            job = telemetry.jobs[name]
             placed = allocation.jobs[name]
             state = job.state if job.state == JobState.DONE else placed.state
             row += [state.name.lower(), f"{job.cpu_s:.4f}", _listed(placed.cores)]
@@ -269,13 +286,13 @@ def set_aside(folder: Path) -> None:
         return
     try:
         with OwnFolder(folder) as own:
-            with os.fdopen(own.open(EVENTS_FILE, os.O_RDONLY), encoding="utf-8") as log:
-                start, ended_s = log.readline(), os.fstat(log.fileno()).st_mtime
+            with os.fdopen(own.open(EVENTS_FILE, os.O_RDONLY), "rb") as log:
+                start, ended_s = log.readline(64), os.fstat(log.fileno()).st_mtime
             load = own.own_file(LOAD_FILE)
             files = [name for name in own.names() if _is_of_run(name) and own.own_file(name)]
             if load is not None and load.st_mtime <= ended_s:
                 files.append(LOAD_FILE)
-            with own.subfolder(_in_words(start)) as earlier:
+            with own.subfolder(_in_words(start.decode(errors="replace"))) as earlier:
                 for name in files:
                     own.move(name, earlier)
     except OSError as error:
@@ -289,7 +306,7 @@ def _is_of_run(name: str) -> bool:
 def _in_words(start: str) -> str:
     try:
         return datetime.fromtimestamp(_moment_s(start)).strftime("%Y-%m-%dT%H-%M-%S")
-    except ValueError:  # not even its first line is whole
+    except (ValueError, OverflowError):  # not even its first line is whole
         return "earlier"
 
 
@@ -299,8 +316,7 @@ def read_events(folder: Path) -> list[Event]:
 
     :param folder: what the recorder wrote to
     """
-    text = read_text(folder / EVENTS_FILE, "a run's log", MOST_RECORD_BYTES, errors="replace")
-    return list(parse_events(text.splitlines()))
+    return list(parse_events(each_line(folder / EVENTS_FILE, "a run's log", MOST_RECORD_BYTES)))
 
 
 def started_at_s(folder: Path) -> float:
@@ -311,11 +327,10 @@ def started_at_s(folder: Path) -> float:
     :raises InputError: if its first line does not say so
     """
     path = folder / EVENTS_FILE
+    with open_regular(path, "a run's log") as log:
+        first = log.readline(64)  # of a log that may be of any size: the run goes on
     try:
-        with path.open(encoding="utf-8") as log:
-            return _moment_s(log.readline(64))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {os_reason(error).lower()}") from error
+        return _moment_s(first.decode())
     except (ValueError, OverflowError) as error:
         raise InputError(f"{path}: its first line does not say when the run started") from error
 
@@ -344,7 +359,7 @@ def parse_events(lines: Iterable[str]) -> Iterator[Event]:
                 (moment - origin).total_seconds(),
                 what,
                 job,
-                tuple(int(core) for core in cores.split(",") if core),
+                _cores(cores, ","),
                 int(threads or 0),
                 unquote_plus("".join(rest)) if what == "custom" else "",
             )
@@ -391,6 +406,9 @@ class Sample:
     :param stolen_s: time of the scenario's vCPUs that the hypervisor gave to others since boot [s]
     :param busy_s: busy time of each vCPU since the run started [s]
     :param jobs: the jobs by name
+    :param wait_us: 95th percentile of what requests waited [µs]; None without the latency tap
+    :param service_us: 95th percentile of what memcached took for them [µs]; likewise
+    :param members: both by member of a group; None where that is not known
     """
 
     time_s: float
@@ -402,6 +420,9 @@ class Sample:
     stolen_s: float
     busy_s: tuple[float, ...]
     jobs: dict[str, JobSample]
+    wait_us: float | None = None
+    service_us: float | None = None
+    members: tuple[Stages | None, ...] = ()
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -410,22 +431,30 @@ def read_samples(folder: Path) -> list[Sample]:
 
     :param folder: what the recorder wrote to
     """
-    text = read_text(folder / SAMPLES_FILE, "a run's samples", MOST_RECORD_BYTES, errors="replace")
-    return parse_samples(text.splitlines())
+    return list(each_sample(folder))
 
 
-def parse_samples(lines: Iterable[str]) -> list[Sample]:
+def each_sample(folder: Path) -> Iterator[Sample]:
+    """
+    The same one by one: a queue's run of a week has a million.
+
+    :param folder: what the recorder wrote to
+    """
+    lines = each_line(folder / SAMPLES_FILE, "a run's samples", MOST_RECORD_BYTES)
+    return parse_samples(filter(None, lines))
+
+
+def parse_samples(lines: Iterable[str]) -> Iterator[Sample]:
     """
     Samples from lines of the file.
 
     :param lines: the heading first; what a crash cut short, or is no number, is left out
     """
-    heading, *rows = [line.split(",") for line in lines] or [[]]
-    samples = []
+    rows = (line.split(",") for line in lines)
+    heading = next(rows, [])
     for row in rows:
         with contextlib.suppress(KeyError, ValueError):
-            samples.append(_sample(dict(zip(heading, row, strict=True))))
-    return samples
+            yield _sample(dict(zip(heading, row, strict=True)))
 
 
 def _sample(row: dict[str, str]) -> Sample:
@@ -433,7 +462,7 @@ def _sample(row: dict[str, str]) -> Sample:
         column.removeprefix(JOB_PREFIX).removesuffix("_state"): JobSample(
             state,
             _finite(row[f"{job}_cpu_s"]),
-            _cores(row[f"{job}_cores"]),
+            _cores(row[f"{job}_cores"], ";"),
             row[f"{job}_weight"],
             _finite(row[f"{job}_quota"]) if row[f"{job}_quota"] else None,
         )
@@ -446,12 +475,25 @@ def _sample(row: dict[str, str]) -> Sample:
         requests=_finite(row["requests"]),
         qps=_finite(row["qps"]),
         cpu_cores=_finite(row["cpu_cores"]),
-        p95_us=_finite(row["p95_us"]) if row["p95_us"] else None,
-        service_cores=_cores(row["service_cores"]),
+        p95_us=_measured(row["p95_us"]),
+        service_cores=_cores(row["service_cores"], ";"),
         stolen_s=_finite(row["stolen_s"]),
         busy_s=tuple(_finite(value) for name, value in row.items() if name.startswith("busy_s_")),
         jobs=jobs,
+        wait_us=_measured(row.get("wait_us", "")),
+        service_us=_measured(row.get("service_us", "")),
+        members=tuple(
+            Stages(_finite(wait_us), _finite(row[column.replace("wait", "service")]))
+            if wait_us
+            else None
+            for column, wait_us in row.items()
+            if MEMBER_WAIT.fullmatch(column)
+        ),
     )
+
+
+def _measured(word: str) -> float | None:
+    return _finite(word) if word else None
 
 
 def _finite(word: str) -> float:
@@ -461,13 +503,20 @@ def _finite(word: str) -> float:
     return value
 
 
-def _cores(text: str) -> tuple[int, ...]:
-    return tuple(int(core) for core in text.split(";") if core)
+def _cores(text: str, separator: str) -> tuple[int, ...]:
+    """Numbers of vCPUs; :raises ValueError: if one is none that Linux's affinities can hold."""
+    found = tuple(int(core) for core in text.split(separator) if core)
+    if not all(0 <= core < CPU_SETSIZE for core in found):
+        raise ValueError(f"{text} are no vCPUs")
+    return found
 
 
 def _columns(scenario: Scenario) -> Iterator[str]:
     yield from ("time_s", "requests", "qps", "cpu_cores")
-    yield from ("run_delay_s", "p95_us", "service_cores", "stolen_s")
+    yield from ("run_delay_s", "p95_us", "wait_us", "service_us")
+    for number in range(1, scenario.service.told_apart + 1):
+        yield from (f"member_{number}_wait_us", f"member_{number}_service_us")
+    yield from ("service_cores", "stolen_s")
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
         for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):

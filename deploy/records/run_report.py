@@ -47,14 +47,15 @@ from deploy.records.recorder import (
     REPORT_FILE,
     Event,
     Sample,
+    each_sample,
     guard_levels,
     read_events,
-    read_samples,
     scenario_of,
     started_at_s,
 )
+from deploy.records.stages import typical
 from deploy.records.terminal import complain, say
-from env.errors import InputError, escaped, exit_on_bad_input, validation_message
+from env.errors import InputError, escaped, exit_on_bad_input, fault, validation_message
 from env.inputs.commandline import OneLineParser
 from env.inputs.text_files import MOST_RECORD_BYTES, read_json, read_text
 from env.scenario import Scenario
@@ -129,6 +130,8 @@ class Outcome:
     :param overruled: decisions that the regulator changed, since the last resume
     :param loop: what the loop cost
     :param restored: whether the machine is as it was found
+    :param queue: whether a queue was served: its jobs have outcomes of their own, and all of the
+        run counts
     """
 
     policy: str
@@ -138,11 +141,12 @@ class Outcome:
     overruled: int
     loop: LoopCost
     restored: bool
+    queue: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether every job is done or given up."""
-        return all(job.end_s is not None for job in self.jobs.values())
+        """Whether every job is done or given up; a queue never is."""
+        return not self.queue and all(job.end_s is not None for job in self.jobs.values())
 
     @property
     def window_s(self) -> tuple[float, float]:
@@ -151,6 +155,8 @@ class Outcome:
 
         A job that never ended counts to the run's end.
         """
+        if self.queue:
+            return 0.0, self.lasted_s
         starts = [job.start_s for job in self.jobs.values() if job.start_s is not None]
         ends = [self.lasted_s if job.end_s is None else job.end_s for job in self.jobs.values()]
         return (min(starts), max(ends)) if starts else (0.0, 0.0)
@@ -199,6 +205,13 @@ class Predicted(_ReportPart):
     jobs: dict[str, float | None]
 
 
+class StagesShown(_ReportPart):
+    """See `env.telemetry.Stages`; the median over the run."""
+
+    wait_us: float
+    service_us: float
+
+
 class Report(_ReportPart):
     """The form of `report.json`; `content` fills it."""
 
@@ -214,6 +227,7 @@ class Report(_ReportPart):
     predicted: Predicted | None = None
     reaction_ms: Percentiles
     start_delay_ms: StartDelays
+    stages: dict[str, StagesShown] = {}
     loop: LoopCost
     restored: bool
 
@@ -261,10 +275,10 @@ def load_intervals(folder: Path, until_s: float = 0.0) -> list[mcperf.Row]:
     if refused:
         said = f"{len(refused)} of its lines are" if len(refused) > 1 else "one of its lines is"
         complain(f"{folder / LOAD_FILE}: {said} left out, line {refused[0]} first: no complete row")
-    return with_stolen(rows, read_samples(folder)) if rows else rows
+    return with_stolen(rows, each_sample(folder)) if rows else rows
 
 
-def with_stolen(rows: Sequence[mcperf.Row], samples: Sequence[Sample]) -> list[mcperf.Row]:
+def with_stolen(rows: Sequence[mcperf.Row], samples: Iterable[Sample]) -> list[mcperf.Row]:
     """
     Intervals, and the share of the vCPUs' time that was stolen in each.
 
@@ -274,16 +288,17 @@ def with_stolen(rows: Sequence[mcperf.Row], samples: Sequence[Sample]) -> list[m
     :param rows: the intervals, `start_s` and `end_s` counted from the run's start
     :param samples: the run's
     """
-    if not samples:
+    found = ((one.time_s, one.stolen_s, len(one.busy_s)) for one in samples)
+    readings = np.fromiter(found, np.dtype((np.float64, 3)))
+    if not len(readings) or not rows:
         return list(rows)
-    times_s = [sample.time_s for sample in samples]
-    stolen_s = [sample.stolen_s for sample in samples]
-    found = []
-    for row in rows:
-        first_s, last_s = np.interp((row.start_s, row.end_s), times_s, stolen_s)
-        all_s = max(1e-9, row.end_s - row.start_s) * len(samples[0].busy_s)
-        found.append(replace(row, stolen=float(last_s - first_s) / all_s))
-    return found
+    times_s, stolen_s, vcpus = readings.T
+    # All at once: a queue's run may have a hundred thousand of either.
+    limits_s = np.array([(row.start_s, row.end_s) for row in rows])
+    at_s = np.interp(limits_s, times_s, stolen_s)
+    all_s = vcpus[0] * np.maximum(1e-9, np.diff(limits_s)[:, 0])
+    shares = np.diff(at_s)[:, 0] / all_s
+    return [replace(row, stolen=share) for row, share in zip(rows, shares.tolist(), strict=True)]
 
 
 def _load_rows(folder: Path) -> tuple[list[mcperf.Row], list[int]]:
@@ -332,6 +347,7 @@ def content(
         "predicted": None,
         "reaction_ms": _percentiles(reactions_ms(events, intervals), p50=50.0, p99=99.0),
         "start_delay_ms": _percentiles(start_delays_ms(outcome.jobs.values()), p50=50.0, max=100.0),
+        "stages": {},
         "loop": asdict(outcome.loop),
         "restored": outcome.restored,
     }
@@ -373,20 +389,20 @@ def write(
     scenario: Scenario,
     outcome: Outcome,
     intervals: Sequence[mcperf.Row],
-    illustrated: bool = True,
 ) -> dict[str, Any]:
     """
-    Write everything.
+    Write the run's own figures.
 
     :param folder: of the run's records; everything goes there
     :param scenario: the problem
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
-    :param illustrated: whether to predict, to draw pictures and a page, which takes seconds
     :return: what `report.json` holds
     :raises OSError: if the disk refuses it
     """
     report = content(outcome, intervals, read_events(folder), scenario.service.slo_us)
+    with contextlib.suppress(InputError):  # a report can do without samples
+        report["stages"] = typical(each_sample(folder), scenario.service)
     _write_report(folder, report)
     lines = io.StringIO(newline="")
     table = csv.writer(lines)
@@ -396,7 +412,7 @@ def write(
         load = (f"{row.target_qps:.0f}", f"{row.qps:.1f}", f"{row.p95_us:.1f}")
         table.writerow((*times, *load, f"{row.client_late:.4f}", f"{row.stolen:.4f}"))
     write_own(folder / INTERVALS_FILE, lines.getvalue())
-    return illustrate(folder, scenario, report) if illustrated else report
+    return report
 
 
 def _write_report(folder: Path, report: Mapping[str, Any]) -> None:
@@ -438,14 +454,13 @@ def read_intervals(folder: Path) -> list[mcperf.Row]:
         raise InputError(f"{path}: must be rows of numbers under {allowed}") from error
 
 
-def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> dict[str, Any]:
+def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> None:
     """
     Predict the run, draw the pictures, write the page, and say predicted against measured.
 
     :param folder: of the run's records
     :param scenario: the problem
     :param report: what `report.json` holds
-    :return: what it holds now
     :raises OSError: if the disk refuses it, or the folder or a picture in it is not ours
     """
     with OwnFolder(folder) as own, contextlib.suppress(FileNotFoundError):
@@ -459,7 +474,6 @@ def illustrate(folder: Path, scenario: Scenario, report: Mapping[str, Any]) -> d
     write_page(folder, scenario, complete, picture)
     for line in lines_of(prediction, scenario.service.slo_us):
         say(line)
-    return complete
 
 
 def write_page(folder: Path, scenario: Scenario, report: Mapping[str, Any], picture: str) -> None:
@@ -505,8 +519,7 @@ def _draw(folder: Path) -> bool:
     try:
         subprocess.run(command, check=True, timeout=DRAW_LIMIT_S, capture_output=True, text=True)
     except (subprocess.SubprocessError, OSError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1:]
-        complain(f"no pictures: {''.join(said)}")
+        complain(f"no pictures: {fault(error)}")
         return False
     return True
 
@@ -540,6 +553,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_on_bad_input():
         report = read_report(arguments.folder)
         scenario = scenario_of(arguments.folder)
+        if not scenario.jobs:
+            raise InputError(f"{arguments.folder}: of a queue, which has {REPORT_FILE} and no page")
         try:
             if arguments.mcperf is not None:
                 client = join(
@@ -550,7 +565,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:
             reason = f"cannot be written to: {error.strerror}"
             raise InputError(f"{arguments.folder}: {reason}") from error
-    print(arguments.folder / PAGE_FILE)
+        print(arguments.folder / PAGE_FILE)
 
 
 if __name__ == "__main__":

@@ -7,28 +7,33 @@ says which of them are ours. It is written anew, whole, before anything that it 
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
 
 from deploy.linux.machine_lock import MachineLock, runtime_folder
 from deploy.linux.own_folder import OwnFolder
-from deploy.linux.service_process import Program
+from deploy.linux.service_process import Identity, Program, affinities, program
 from deploy.records.proof import prepare
-from env.errors import InputError, os_reason
+from env.errors import InputError, fault, os_reason
 
 STATE_FILE, LOST_FILE, LOCK_FILE = "state.json", "state.json.lost", "lock"
 NEW_FILE = f"{STATE_FILE}.new"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+AS_WRITTEN = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""A file that says anything else than a loop writes is damaged."""
 
 
 @dataclass
 class ServiceRecord:
     """
-    memcached: its process, the vCPUs its threads had before we came, and what runs there.
+    A process of memcached's, the vCPUs its threads had before we came, and what runs there.
 
     :param pid: its process id
     :param started: when it started [clock ticks since boot]
@@ -36,10 +41,27 @@ class ServiceRecord:
     :param program: what whoever answers for it after a restart must run, too
     """
 
+    __pydantic_config__: ClassVar = AS_WRITTEN
+
     pid: int
     started: int
     affinity: dict[int, tuple[int, ...]]
     program: Program
+
+    @property
+    def who(self) -> Identity:
+        """The process."""
+        return Identity(self.pid, self.started)
+
+
+def service_record(who: Identity) -> ServiceRecord:
+    """
+    What must be known of a process of memcached's before it is moved.
+
+    :param who: the process
+    :raises OSError: if it is gone, or may not be looked at
+    """
+    return ServiceRecord(who.pid, who.started, affinities(who.pid), program(who.pid))
 
 
 @dataclass
@@ -61,7 +83,11 @@ class JobRecord:
     :param begun_s: when its wrapper had passed the gate [s since the run started]
     :param end_s: when the job was done or given up [s since the run started]
     :param paused_s: how long it was paused [s]
+    :param had: of a job that was there before us, a pod: what the files of its control groups held
+        that we write to, by path, in the order in which that is put back
     """
+
+    __pydantic_config__: ClassVar = AS_WRITTEN
 
     attempts: int = 0
     failures: int = 0
@@ -77,6 +103,7 @@ class JobRecord:
     begun_s: float | None = None
     end_s: float | None = None
     paused_s: float = 0.0
+    had: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,7 +120,11 @@ class State:
     :param background: what is written to a job's weight file to make it yield, where its group
         cannot be idle (`deploy.linux.cgroups.IDLE_FILE`)
     :param logs_intervals: whether we write down the latency of each interval
+    :param queue: folder of the queue that is served, empty where the scenario has the jobs
+    :param service: memcached's processes, each before it is moved, the one that clients ask first
     """
+
+    __pydantic_config__: ClassVar = AS_WRITTEN
 
     nonce: str
     scenario: str
@@ -103,8 +134,9 @@ class State:
     privileged: bool = False
     background: int = 0
     logs_intervals: bool = False
+    queue: str = ""
     boot: str = field(default_factory=lambda: BOOT_ID.read_text(encoding="utf-8").strip())
-    service: ServiceRecord | None = None
+    service: list[ServiceRecord] = field(default_factory=list)
     jobs: dict[str, JobRecord] = field(default_factory=dict)
 
 
@@ -120,7 +152,7 @@ class StateFolder:
         try:
             OwnFolder(path, closed=True).close()
         except OSError as error:
-            raise InputError(f"{path}: cannot hold the state: {error.strerror}") from error
+            raise InputError(f"{path}: cannot hold the state: {os_reason(error)}") from error
         self.path = path.resolve()
         self._lock = -1
 
@@ -128,9 +160,13 @@ class StateFolder:
         """
         Keep a second loop away, until `unlock` or the end of this process.
 
-        :raises InputError: if there is one already
+        :raises InputError: if there is one already, or the disk refuses it
         """
-        self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with OwnFolder(self.path, closed=True) as folder:
+                self._lock = folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be locked: {os_reason(error)}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -173,11 +209,19 @@ class StateFolder:
         new.write_text(json.dumps(as_json(state)), encoding="utf-8")
         new.replace(self.path / STATE_FILE)
 
-    def clear(self) -> None:
-        """Forget a deployment that has ended; its proofs go too, and what processes have left."""
+    def clear(self) -> str:
+        """
+        Forget a deployment that has ended; its proofs go too, and what processes have left.
+
+        :return: what the disk refuses to forget, in one line; empty if nothing is left
+        """
         self._remove_attempts()  # before the state: nothing is left that none speaks of
-        (self.path / NEW_FILE).unlink(missing_ok=True)  # of a loop that was killed as it wrote
-        (self.path / STATE_FILE).unlink(missing_ok=True)
+        try:
+            (self.path / NEW_FILE).unlink(missing_ok=True)  # of a loop that was killed as it wrote
+            (self.path / STATE_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            return f"all is undone, but the state cannot be removed: {fault(error)}"
+        return ""
 
     def set_aside(self) -> None:
         """Keep a state that cannot be read for whoever wants to look at it, and forget it."""
@@ -195,10 +239,32 @@ class StateFolder:
         :return: made if need be
         :raises OSError: if the disk has no room for it
         """
-        folder = self.path / f"attempt-{nonce}-{job}-{number}"
+        folder = self.attempt_path(nonce, job, number)
         folder.mkdir(exist_ok=True)
         prepare(folder)
         return folder
+
+    def attempt_path(self, nonce: str, job: str, number: int) -> Path:
+        """
+        The same, be it there or not.
+
+        :param nonce: of the deployment
+        :param job: its name
+        :param number: which of its attempts
+        """
+        return self.path / f"attempt-{nonce}-{job}-{number}"
+
+    def forget_job(self, nonce: str, job: str) -> None:
+        """
+        Remove the proofs of one job.
+
+        :param nonce: of the deployment
+        :param job: its name, which may begin another one's
+        """
+        own = f"attempt-{nonce}-{job}-"
+        for folder in self.attempt_folders():
+            if folder.name.startswith(own) and folder.name.removeprefix(own).isdecimal():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def attempt_folders(self) -> list[Path]:
         """Where attempts have left their proofs."""
@@ -219,25 +285,27 @@ def as_json(state: State) -> dict[str, Any]:
     return content
 
 
-def read_state(folder: Path) -> State | None:
+def read_state(folder: Path, any_boot: bool = False) -> State | None:
     """
     What a state file says.
 
     :param folder: see `StateFolder`
-    :return: None if there is none, or it is from before the machine was started
+    :param any_boot: whether one from before the machine was started is wanted, too
+    :return: None if there is none
     :raises InputError: if the file is damaged
     """
     path = folder / STATE_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        state = _from_json(content)
+        content = path.read_bytes()
+        state = _reader().validate_json(content)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {os_reason(error).lower()}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: damaged (no state that a loop writes)") from error
-    return state if state.boot == BOOT_ID.read_text(encoding="utf-8").strip() else None
+    this_boot = state.boot == BOOT_ID.read_text(encoding="utf-8").strip()
+    return state if this_boot or any_boot else None
 
 
 def claim() -> MachineLock:
@@ -256,13 +324,7 @@ def claim() -> MachineLock:
         raise InputError(f"{where}: cannot hold the machine's lock: {error.strerror}") from error
 
 
-def _from_json(content: dict[str, Any]) -> State:
-    service = content.pop("service")
-    jobs = content.pop("jobs")
-    state = State(**content)
-    if service is not None:
-        affinity = {int(key): tuple(cores) for key, cores in service["affinity"].items()}
-        runs = Program(tuple(map(int, service["program"]["users"])), service["program"]["path"])
-        state.service = ServiceRecord(service["pid"], service["started"], affinity, runs)
-    state.jobs = {name: JobRecord(**record) for name, record in jobs.items()}
-    return state
+@functools.cache
+def _reader() -> TypeAdapter[State]:
+    """Made when there is something to read: most loops find nothing."""
+    return TypeAdapter(State)

@@ -7,6 +7,7 @@ They are written past Python's buffers, which keep what was refused and fail wit
 import contextlib
 import os
 import select
+import sys
 
 OUT, ERROR = 1, 2
 
@@ -45,6 +46,8 @@ def write(file: int, line: str) -> None:
     :param file: `OUT` or `ERROR`
     :param line: the words
     """
+    if (sys.__stdout__ if file == OUT else sys.__stderr__) is None:
+        return  # whoever started us had closed it: another file has its number by now
     text = printable(line).encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
     with contextlib.suppress(OSError):
         own = _reopened(file) if os.isatty(file) else os.dup(file)

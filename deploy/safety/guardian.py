@@ -29,8 +29,8 @@ from deploy.records import terminal
 from deploy.safety.watchdog import Watchdog
 
 BEAT_EVERY_S = 0.1
-SILENCE_S = 0.6
-"""With this silence the guardian acts; the promise is a safe machine within 1 s."""
+BEAT_LIMIT_S = 0.6
+"""Without a beat for so long the guardian acts; the promise is a safe machine within 1 s."""
 
 UNREAD_LIMIT_S = 5.0
 """A guardian that has read no beat for so long is stuck: what it does takes milliseconds."""
@@ -48,7 +48,8 @@ TRY_FOR_S = 60.0
 IDLE_FILE = "cpu.idle"
 """See `deploy.linux.cgroups.IDLE_FILE`; importing it would take too much time and memory."""
 
-STOP = b"q"
+STOP, END = b"q", b"\0"
+"""Dismisses it; ends the path of the state file."""
 
 
 class Guardian:
@@ -73,7 +74,7 @@ class Guardian:
 
         :param state_file: says what the guardian has to make safe
         """
-        self._orders = f"{state_file}\n".encode()
+        self._orders = os.fsencode(state_file) + END
         self._write(self._orders)
 
     def beat(self, now_s: float) -> None:
@@ -93,6 +94,14 @@ class Guardian:
         if trouble and now_s - self._replaced_s >= REPLACE_EVERY_S:
             self._replaced_s = now_s
             self._replace(trouble)
+
+    def rest(self, now_s: float) -> None:
+        """
+        Tell systemd that the loop is alive while there is nothing to watch yet.
+
+        :param now_s: on any clock that never goes back [s]
+        """
+        self._watchdog.beat(now_s)
 
     def stop(self) -> None:
         """Dismiss it: the loop has restored everything itself."""
@@ -211,7 +220,7 @@ class LastState:
         self.content: dict[str, Any] | None = None
         self.trouble = ""
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Read the file if it is another one than before."""
         try:
             found = self._path.stat()
@@ -233,7 +242,7 @@ def _guard(reader: int) -> None:
     for number in STOPPING:  # they are for the loop
         signal.signal(number, signal.SIG_IGN)
     oom.spare()
-    state_file = _first_line(reader)
+    state_file = _orders(reader)
     if state_file is None:
         return
     state = LastState(state_file)
@@ -250,9 +259,9 @@ def _guard(reader: int) -> None:
             return wait_s > 0.0 and machine_lock.is_taken()
         return False
 
-    patience_s: float | None = SILENCE_S
+    patience_s: float | None = BEAT_LIMIT_S
     while True:
-        state.look()
+        state.read()
         ready = ready_to_read.poll(None if patience_s is None else 1e3 * patience_s)
         message = os.read(reader, 4096) if ready else b""
         if STOP in message:
@@ -262,7 +271,7 @@ def _guard(reader: int) -> None:
             return
         if not ready:
             _rescue("the loop is silent", state, beats)
-        patience_s = SILENCE_S if ready else None
+        patience_s = BEAT_LIMIT_S if ready else None
 
 
 def _rescue(why: str, state: LastState, back: Callable[[float], bool]) -> None:
@@ -276,7 +285,7 @@ def _rescue(why: str, state: LastState, back: Callable[[float], bool]) -> None:
     said: list[str] = []
     pause_s, give_up_s = FIRST_PAUSE_S, time.monotonic() + TRY_FOR_S
     while True:
-        state.look()
+        state.read()
         lines, faults = [why, state.trouble], ["it is not known what to make safe"]
         if state.content is not None:
             done, faults = make_safe(state.content, lambda: back(0.0))
@@ -290,14 +299,14 @@ def _rescue(why: str, state: LastState, back: Callable[[float], bool]) -> None:
         pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
 
 
-def _first_line(reader: int) -> Path | None:
-    line = b""
-    while not line.endswith(b"\n"):
+def _orders(reader: int) -> Path | None:
+    path = b""
+    while not path.endswith(END):
         part = os.read(reader, 1)
-        if not part or part == STOP:
+        if not part or path + part == STOP:  # a path begins with a slash, and may hold it
             return None
-        line += part
-    return Path(line.decode().rstrip("\n"))
+        path += part
+    return Path(os.fsdecode(path.removesuffix(END)))
 
 
 def make_safe(
@@ -324,11 +333,12 @@ def make_safe(
 
 def _steps(state: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], bool]]]:
     """Who is to do what, and what says whether that was read back: False if who it is is gone."""
-    service = state["service"]
-    if service is not None:
-        yield "memcached", "has its vCPUs back", partial(_free_service, service)
-    # Whoever only waits at a gate needs nothing.
-    jobs = [(name, job) for name, job in state["jobs"].items() if job["opened"]]
+    services = state["service"]
+    for service in services:
+        name = "memcached" if len(services) == 1 else f"memcached {service['pid']}"
+        yield name, "has its vCPUs back", partial(_free_service, service)
+    # Whoever only waits at a gate needs nothing; a pod that was there before us is held by us.
+    jobs = [(name, job) for name, job in state["jobs"].items() if job["opened"] or job["had"]]
     for name, job in jobs:
         yield name, "yields", partial(_yield, state, job)
     for name, job in jobs:

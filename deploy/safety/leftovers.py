@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from deploy.jobs.containers import LABEL, DockerRuntime, connect, docker_fault, sdk
 from deploy.jobs.placement import session_members
 from deploy.jobs.runtimes import ProcessRuntime, kill_all
-from deploy.linux.cgroups import Hierarchy
+from deploy.linux.cgroups import Hierarchy, find_groups
 from deploy.records.proof import MOUNTED_AT, WRAPPER
 from deploy.records.state import JobRecord, State, StateFolder
 from deploy.safety.restore import undo
@@ -106,7 +106,7 @@ def _processes(folder: Path) -> dict[str, list[int]]:
         try:
             if not entry.name.isdigit() or entry.stat().st_uid != os.geteuid():
                 continue
-            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            arguments = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
         except OSError:  # it has ended
             continue
         if WRAPPER in arguments:
@@ -137,7 +137,7 @@ def _groups(hierarchy: Hierarchy, nonce: str) -> list[str]:
     found = {
         str(PurePosixPath("/") / path.relative_to(mount))
         for mount in set(hierarchy.mounts.values())
-        for path in mount.rglob(f"coretide-{nonce}-*")
+        for path in find_groups(mount, f"coretide-{nonce}-")
     }
     return sorted(found)
 

@@ -2,14 +2,15 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 
 from deploy.jobs.runtimes import Runtime, RuntimeUnavailableError
 from deploy.linux import service_process
-from deploy.linux.cgroups import Hierarchy, JobGroup
-from deploy.linux.service_process import Identity
-from deploy.records.state import State, StateFolder
+from deploy.linux.cgroups import Hierarchy, JobGroup, put_back
+from deploy.linux.service_process import is_alive
+from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder
 from env.errors import fault
 
 ATTEMPTS, PAUSE_S = 5, 0.5
@@ -27,19 +28,36 @@ def undo(
     :param hierarchy: how control groups are mounted, if they are
     :return: what could not be undone, one line each; nothing if all is as it was
     """
-    groups = [
-        JobGroup(hierarchy, PurePosixPath(record.group), 0)
-        for record in state.jobs.values()
-        if record.group and hierarchy is not None
-    ]
+    groups = _groups(state.jobs.values(), hierarchy)
     if hierarchy is None and any(record.group for record in state.jobs.values()):
         return ["nothing is undone: control groups cannot be reached by this user"]
     steps: list[Callable[[], str]] = [
-        lambda: _restore_service(state),
+        *(partial(_restore_service, record) for record in state.service),
+        lambda: _leave_pods(state),
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
     ]
     return [trouble for step in steps if (trouble := step())]
+
+
+def forget(
+    names: Sequence[str], state: State, folder: StateFolder, hierarchy: Hierarchy | None
+) -> str:
+    """
+    Remove what a killed loop has left of jobs that are over, so that their names are free again.
+
+    :param names: the jobs'; nothing of them runs
+    :param state: what the loop did; forgets them
+    :param folder: the state folder, with the proofs of its jobs
+    :param hierarchy: how control groups are mounted, if they are
+    :return: what could not be removed, in one line; empty if all was
+    """
+    if trouble := _remove_groups(_groups([state.jobs[name] for name in names], hierarchy)):
+        return trouble
+    for name in names:
+        folder.forget_job(state.nonce, name)
+        del state.jobs[name]
+    return ""
 
 
 def in_words(state: State) -> str:
@@ -48,29 +66,34 @@ def in_words(state: State) -> str:
 
     :param state: what the loop did
     """
-    if state.service is None or not is_gone(state):
+    gone = [str(record.pid) for record in state.service if not is_alive(record.who)]
+    if not gone:
         return "the machine is as it was found"
-    return f"memcached {state.service.pid} is gone; all else is as it was found"
+    return f"memcached {', '.join(gone)} is gone; all else is as it was found"
 
 
 def is_gone(state: State) -> bool:
     """
-    Whether the memcached that was moved last has ended.
+    Whether a memcached that was moved, and has no successor, has ended.
 
     :param state: what the loop did
     """
-    record = state.service
-    return record is not None and not service_process.is_alive(Identity(record.pid, record.started))
+    return not all(is_alive(record.who) for record in state.service)
 
 
-def _restore_service(state: State) -> str:
-    record = state.service
-    if record is None:
-        return ""
-    who = Identity(record.pid, record.started)
+def _groups(records: Iterable[JobRecord], hierarchy: Hierarchy | None) -> list[JobGroup]:
+    return [
+        JobGroup(hierarchy, PurePosixPath(record.group), 0)
+        for record in records
+        if record.group and hierarchy is not None
+    ]
+
+
+def _restore_service(record: ServiceRecord) -> str:
+    who = record.who
     try:
         service_process.restore(who, record.affinity)
-        now = service_process.affinities(who.pid) if service_process.is_alive(who) else {}
+        now = service_process.affinities(who.pid) if is_alive(who) else {}
     except OSError as error:
         return f"memcached {who.pid} does not have its vCPUs back: {fault(error)}"
     for thread, cores in now.items():
@@ -78,6 +101,11 @@ def _restore_service(state: State) -> str:
         if cores != wanted:
             return f"memcached's thread {thread} has {cores}, not {wanted}"
     return ""
+
+
+def _leave_pods(state: State) -> str:
+    """Jobs that were there before us are not ended: their control groups are put back."""
+    return "; ".join(one for record in state.jobs.values() for one in put_back(record.had))
 
 
 def _end_jobs(state: State, folder: StateFolder, runtime: Runtime, groups: list[JobGroup]) -> str:

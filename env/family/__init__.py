@@ -1,5 +1,6 @@
 """
-Which scenarios could there be: a family of hosts, services, loads and jobs, drawn by name.
+Which scenarios could there be?
 
-`family-<purpose>-<seed>-<index>` names one, wherever a scenario's or a profile's name is asked for.
+A family of hosts, services, loads and jobs, drawn by name: `family-<purpose>-<seed>-<index>` names
+one, wherever a scenario's or a profile's name is asked for.
 """

@@ -1,7 +1,9 @@
 """When jobs arrive: all at once, one by one at random, in bursts, or as in a trace file."""
 
+from __future__ import annotations
+
 import csv
-import gzip
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from env.errors import InputError
+from env.inputs.text_files import read_expanded
 
 FloatArray = npt.NDArray[np.float64]
 
 COLUMN = "creation_time"
 """The column of a trace file that has the times of arrival [s]."""
+
+MOST_TRACE_BYTES = 32 << 20
+"""A larger trace file is refused, and one that expands to more [bytes]."""
 
 
 def draw_arrivals(
@@ -56,12 +62,12 @@ def read_trace(path: str | Path) -> FloatArray:
     :raises InputError: one line that says what is wrong with it
     """
     path = Path(path)
+    content = read_expanded(path, "a trace", MOST_TRACE_BYTES)
+    lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            times_s = np.sort([float(row[COLUMN]) for row in csv.DictReader(file)])
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (KeyError, TypeError, ValueError) as error:
+        found = (float(row[COLUMN]) for row in csv.DictReader(lines))
+        times_s = np.sort(np.fromiter(found, np.float64))
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(
             f"{path}: must be a CSV file with numbers in its column {COLUMN}"
         ) from error

@@ -6,6 +6,8 @@ from random numbers of its own, so that no two purposes ever draw the same. `env
 `env.simulator.profile` take the names, so that every command does.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 import math
@@ -97,6 +99,31 @@ def draw(name: str) -> Drawn:
     )
 
 
+@functools.cache
+def generic_traits() -> dict[str, tuple[float, float]]:
+    """
+    What is known of a job before it is measured: that it might be any of those the family draws.
+
+    :return: for each of a job's traits its median over the family's measured jobs, and how widely
+        they scatter around it, their own spreads included: a standard deviation of ln(value)
+    """
+    ranges = _read(FAMILY_FILE)["jobs"]
+    jobs = [
+        job for profile in ranges["measured"] for job in _measured_profile(profile)["jobs"].values()
+    ]
+    found = {}
+    for trait in jobs[0]:
+        logs = np.log([job[trait]["value"] for job in jobs])
+        own = np.array([job[trait]["spread"] for job in jobs])
+        middle = float(np.median(logs))
+        spread = math.sqrt(float(np.mean((logs - middle) ** 2 + own**2)))
+        found[trait] = math.exp(middle), spread
+    low, high = map(math.log, ranges["work_s"])
+    # Evenly distributed in the logarithm, as the family draws it.
+    found[WORK] = math.exp((low + high) / 2.0), (high - low) / math.sqrt(12.0)
+    return found
+
+
 def _draw(name: str, family: Content, purpose: str, rng: np.random.Generator) -> Drawn:
     sizes = family["purposes"][purpose]
     vcpus = int(rng.choice(sizes["vcpus"]))
@@ -174,7 +201,12 @@ def _draw_service(
         service[name]["value"] *= narrower
     overflow = min(largest + 1, vcpus - 1)
     most_qps = int(serves_qps * _between(ranges["most_load"], rng))
-    profile = {"service": service, "host": host, "vm_speed": dict(base["vm_speed"])}
+    profile = {
+        "service": service,
+        "host": host,
+        "vm_speed": dict(base["vm_speed"]),
+        "scatter": base.get("scatter"),
+    }
     slo_us = _read(FAMILY_FILE.with_name(f"{measured}.yaml"))["service"]["slo_us"]
     return (
         profile,

@@ -1,6 +1,7 @@
 """What all command lines share: errors on one line, numbers within limits, addresses, outputs."""
 
 import argparse
+import json
 import math
 import tempfile
 from pathlib import Path
@@ -108,3 +109,17 @@ def require_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be written to ({os_reason(error)})") from error
     except ValueError as error:
         raise InputError(f"{folder}: cannot be written to (no name of a folder)") from error
+
+
+def write_json(content: Any, path: Path) -> None:
+    """
+    Write a report.
+
+    :param content: what to write
+    :param path: the file to write
+    :raises InputError: if that cannot be written
+    """
+    try:
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from error

@@ -1,10 +1,15 @@
 """One way to read text and JSON that anybody may have written: within limits, or in one line."""
 
+import contextlib
+import gzip
+import io
 import json
 import os
 import stat
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from env.errors import InputError, os_reason
 
@@ -26,28 +31,98 @@ def read_text(path: Path, what: str, most_bytes: int, instead: str = "", errors:
     :param errors: "replace" to take what is not UTF-8 as question marks; refused otherwise
     :raises InputError: one line that names the file and why it cannot be read
     """
+    content = read_bytes(path, what, most_bytes, instead)
+    try:
+        return content.decode("utf-8", errors or "strict")
+    except UnicodeDecodeError as error:
+        raise _refusal(path, what, "not UTF-8 text", instead) from error
 
-    def refusal(reason: str) -> InputError:
-        hint = f"; {instead}" if instead else ""
-        return InputError(f"{path}: cannot be read as {what}: {reason}{hint}")
 
+def read_bytes(path: Path, what: str, most_bytes: int, instead: str = "") -> bytes:
+    """
+    The content of any file, for which see `read_text`.
+
+    :param path: a regular file
+    :param what: what it should be, for messages
+    :param most_bytes: how large it may be
+    :param instead: what else could have been given
+    :raises InputError: one line that names the file and why it cannot be read
+    """
+    with open_regular(path, what, instead) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _too_large(path, what, most_bytes, instead)
+    return content
+
+
+def each_line(path: Path, what: str, most_bytes: int) -> Iterator[str]:
+    """
+    The lines of a text file one by one, without their ends; what is not UTF-8 are question marks.
+
+    :param path: a regular file
+    :param what: what it should be, for messages
+    :param most_bytes: how large it may be
+    :raises InputError: one line that names the file and why it cannot be read
+    """
+    with open_regular(path, what) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise _too_large(path, what, most_bytes)
+        for line in file:
+            yield line.decode(errors="replace").rstrip("\r\n")
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, what: str, instead: str = "") -> Iterator[IO[bytes]]:
+    """
+    A regular file, open; neither pipes nor devices are waited for.
+
+    :param path: the file
+    :param what: what it should be, for messages
+    :param instead: what else could have been given
+    :raises InputError: if it is none, or cannot be read
+    """
     try:
         # Without waiting: a named pipe has no writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise refusal("not a regular file")
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise refusal(f"larger than {most_bytes >> 20} MiB")
-        return content.decode("utf-8", errors or "strict")
+                raise _refusal(path, what, "not a regular file", instead)
+            yield file
     except OSError as error:
-        raise refusal(os_reason(error).lower()) from error
-    except UnicodeDecodeError as error:
-        raise refusal("not UTF-8 text") from error
+        raise _refusal(path, what, os_reason(error).lower(), instead) from error
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise refusal("no name of a file") from error  # it holds a zero byte
+        raise _refusal(path, what, "no name of a file", instead) from error  # it holds a zero byte
+
+
+def read_expanded(path: Path, what: str, most_bytes: int) -> bytes:
+    """
+    The content of a file, expanded if its name ends in `.gz`: a small one may hold very much.
+
+    :param path: a regular file
+    :param what: what it should be, for messages
+    :param most_bytes: how large it may be, also once it is expanded
+    :raises InputError: one line that names the file and why it cannot be read
+    """
+    content = read_bytes(path, what, most_bytes)
+    if path.suffix != ".gz":
+        return content
+    try:
+        content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _refusal(path, what, "no whole gzip file") from error
+    if len(content) > most_bytes:
+        raise _refusal(path, what, f"larger than {most_bytes >> 20} MiB once expanded")
+    return content
+
+
+def _too_large(path: Path, what: str, most_bytes: int, instead: str = "") -> InputError:
+    return _refusal(path, what, f"larger than {most_bytes >> 20} MiB", instead)
+
+
+def _refusal(path: Path, what: str, reason: str, instead: str = "") -> InputError:
+    hint = f"; {instead}" if instead else ""
+    return InputError(f"{path}: cannot be read as {what}: {reason}{hint}")
 
 
 def read_json(path: Path, what: str) -> Any:

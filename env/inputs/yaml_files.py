@@ -28,6 +28,9 @@ MOST_VALUES = 20_000
 LONGEST_SCALAR = 10_000
 """Characters of one value: numbers of more take the square of that to read."""
 
+MOST_BITS = 64
+"""Of an integer: one of more cannot always be printed, nor be made a float."""
+
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML has it
 
 
@@ -49,6 +52,17 @@ class _Loader(_SafeLoader):
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > MOST_BITS:
+            raise yaml.constructor.ConstructorError(
+                problem=f"an integer of more than {MOST_BITS} bits", problem_mark=node.start_mark
+            )
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
 
 def read_yaml(path: Path, what: str, instead: str = "") -> Any:
     """
@@ -60,14 +74,25 @@ def read_yaml(path: Path, what: str, instead: str = "") -> Any:
     :return: mappings, lists, texts and numbers
     :raises InputError: one line that names the file, the line of the fault and what is allowed
     """
-    text = read_text(path, what, MOST_BYTES, instead)
+    return parse_yaml(read_text(path, what, MOST_BYTES, instead), str(path))
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """
+    What a YAML text holds, within the limits of `read_yaml`.
+
+    :param text: as it was read
+    :param origin: where from, for messages
+    :return: mappings, lists, texts and numbers
+    :raises InputError: one line that names the origin, the line of the fault and what is allowed
+    """
     try:
         _require_modest(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML{_where(error)}") from error
+        raise InputError(f"{origin}: not valid YAML{_where(error)}") from error
     except ValueError as error:  # a date or a number that is none
-        raise InputError(f"{path}: not valid YAML: a value that cannot be read") from error
+        raise InputError(f"{origin}: not valid YAML: a value that cannot be read") from error
 
 
 @dataclass

@@ -7,6 +7,8 @@ folder is therefore named after a fingerprint of every source file of `env`.
 """
 
 import atexit
+import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -18,6 +20,7 @@ from typing import Any
 
 import numba
 from numba.core import types
+from numba.core.caching import IndexDataCacheFile
 from numba.extending import register_jitable
 
 ENV_FOLDER = Path(__file__).resolve().parents[1]
@@ -44,13 +47,17 @@ def cache_folder() -> Path:
 
 def usable_cache_folder() -> Path:
     """
-    `cache_folder`, or where that cannot be written one that is gone with this process.
+    `cache_folder`, or where that cannot be used one that is gone with this process.
 
-    What this process starts uses the same one.
+    Whoever writes to it has code of theirs run, so nobody else may. What this process starts uses
+    the same one.
     """
     try:
         folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError("somebody else may write to it")
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):  # a user without a home
@@ -58,11 +65,13 @@ def usable_cache_folder() -> Path:
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     os.environ["XDG_CACHE_HOME"] = base
     print(
-        "coretide: compiled code cannot be kept: set XDG_CACHE_HOME to a folder you may write; "
+        "coretide: compiled code cannot be kept: set XDG_CACHE_HOME to a folder of yours; "
         f"{base} is used for now",
         file=sys.stderr,
     )
-    return cache_folder()
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True)  # as what this process starts wants it
+    return folder
 
 
 numba.config.CACHE_DIR = str(usable_cache_folder())  # type: ignore[attr-defined]
@@ -77,6 +86,26 @@ def _mangling_args(record: types.Record) -> tuple[str, tuple[str]]:
 # processes could have the same symbols, and who loaded both from the cache ran one of them twice.
 # By setattr, because mypy takes a plain assignment to a class's property for a mistake.
 setattr(types.Record, "mangling_args", property(_mangling_args))  # noqa: B010
+
+
+def _one_process_at_a_time(save: Callable[..., None]) -> Callable[..., None]:
+    """
+    Hold a lock of the cache folder while an entry is added to a kernel's index.
+
+    numba reads the index, adds an entry and writes it back. Two processes that did so at once took
+    one file name: an entry was lost, or what was kept for one kernel held the code of another.
+    """
+
+    @functools.wraps(save)
+    def locked(cache: Any, key: Any, data: Any) -> None:
+        with Path(cache._cache_path, "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            save(cache, key, data)
+
+    return locked
+
+
+setattr(IndexDataCacheFile, "save", _one_process_at_a_time(IndexDataCacheFile.save))  # noqa: B010
 
 
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True, "nogil": True}

@@ -371,6 +371,32 @@ def _share_out(layer, running, cores, weight, service_occupancy, demand, used, b
 
 
 @inlined
+def _stay(job, parallel, weight, service_occupancy, used, busy, client):
+    """
+    Cut a background job's shares to what threads get that stay where they wait.
+
+    Where a load generator runs thousands of times a second, its vCPU and memcached's are idle in
+    pieces shorter than the kernel moves a thread for: who waits for one vCPU waits there while
+    another one is idle. So each share takes the part of the time that it is of what is left there,
+    and all parts together no more than the job has threads.
+
+    :param parallel: threads that it keeps busy
+    """
+    waits = 0.0
+    for core in range(used.shape[1]):
+        if used[job, core] > _NOTHING:
+            left = 1.0 - service_occupancy[core] - _client_takes(core, used, client)
+            for other in range(used.shape[0]):
+                if weight[other] == NORMAL:
+                    left -= used[other, core]
+            waits += used[job, core] / max(left, used[job, core])
+    if waits > parallel:
+        for core in range(used.shape[1]):
+            used[job, core] *= parallel / waits
+            busy[core] = _taken(used, core, client)
+
+
+@inlined
 def _pace(
     job, demand, pressure, service_pressure, threads, cores, sibling, service_occupancy, job_params,
     host_params, used, busy,
@@ -466,6 +492,11 @@ def job_speeds(
             service_occupancy, job_params, speed, used, busy, client,
         )  # fmt: skip
         _share_out(layer, running, cores, weight, service_occupancy, speed, used, busy, client)
+    if client > 0.0:
+        for job in range(n_jobs):
+            if running[job] and weight[job] == BACKGROUND:
+                parallel = _parallel_vcpus(job, threads, cores, job_params, n_cores)
+                _stay(job, parallel, weight, service_occupancy, used, busy, client)
     pressure = 0.0
     for job in range(n_jobs):
         for core in range(n_cores):

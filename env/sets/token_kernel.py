@@ -44,32 +44,33 @@ def write_row_at(hosts, b, blank, sets, slot_of, layout, row):
 
 @compiled
 def step_tokens_batch(
-    hosts, rows, targets, edit_of, chosen, gamma, terms, rewards, ended,
-    blank, sets, slot_of, layout, observations,
+    hosts, playing, rows, targets, edit_of, chosen, gamma, terms, ended,
+    blank, sets, n_sets, slot_of, layout, observations,
 ):  # fmt: skip
     """
-    One decision on each of B hosts of one scenario.
+    One decision on each of B hosts, each of which plays one of S scenarios.
 
     :param hosts: structured array[B]
-    :param rows: int64[n_edits, 7], see `env.action.EditTable`
+    :param playing: int64[B], the scenario of each host
+    :param rows: int64[S, n_edits, 7], see `env.action.EditTable`
     :param targets: float64[B, n_intervals]
-    :param edit_of: int64[n_slots], see `env.sets.pointers.edits_of`
+    :param edit_of: int64[S, n_slots], see `env.sets.pointers.edits_of`
     :param chosen: int64[B], each host's slot; one that is no edit keeps
     :param gamma: discount for the shaping term
     :param terms: float64[B, len(TERMS)], receives the reward terms
-    :param rewards: float32[B], receives their sums
     :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`
-    :param blank: see `write_row`, as the next three
-    :param sets: int64[n_sets, 2]
-    :param slot_of: int64[n_edits]
+    :param blank: float32[S, size], see `env.sets.tokens.TokenTable`
+    :param sets: int64[S, most_sets, 2]
+    :param n_sets: int64[S], how many of them each scenario has
+    :param slot_of: int64[S, n_edits]
     :param layout: `env.sets.tokens.Layout.offsets`
     :param observations: float32[B, size], receives the tokens
     """
     for b in range(hosts.shape[0]):
-        edit = max(edit_of[chosen[b]], 0)
-        ended[b] = kernel.step(hosts[b], rows, targets[b], edit, gamma, terms[b])
-        rewards[b] = terms[b].sum()
-        write_row(hosts[b], blank, sets, slot_of, layout, observations[b])
+        s = playing[b]
+        edit = max(edit_of[s, chosen[b]], 0)
+        ended[b] = kernel.step(hosts[b], rows[s], targets[b], edit, gamma, terms[b])
+        write_row(hosts[b], blank[s], sets[s, : n_sets[s]], slot_of[s], layout, observations[b])
 
 
 @compiled

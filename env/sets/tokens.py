@@ -187,6 +187,8 @@ def token_table(scenario: Scenario, layout: Layout) -> TokenTable:
     traits = profile_traits(scenario.profile)
     for index, job in enumerate(scenario.jobs):
         rows[index, 0] = job.memory_mib / machine.memory_mib
+        if job.name not in traits:
+            continue
         work_s, serial, cores, smt, sensitivity, pressure, launch_s = (
             traits[job.name][name] for name in TRAITS
         )
@@ -251,7 +253,7 @@ def write_tokens(control, sets, slot_of, layout, tokens):
     _, room, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout
     memory_free, unfinished, known, work_left_s = float(control.memory_mib), 0, 0, 0.0
     per_job = CORE + 3 * room + 1
-    for job in range(len(control.state)):
+    for job in range(min(len(control.state), layout[0])):  # beyond them is a host's padding
         at, own = jobs_at + job * n_job, cores_at + job * (room + 1)
         state = control.job_state[job] if control.job_state[job] > PAUSED else control.state[job]
         if state != PENDING and state != RUNNING and state != PAUSED:

@@ -9,17 +9,22 @@ function takes a host row `h` (`env.simulator.host`).
 import math
 
 from env import guard, regulator
-from env.codes import RUNNING
+from env.codes import RUNNING, STEAL
 from env.physics.compiled import callable_from_kernel, compiled
 from env.simulator.random import two_noises
 
 callable_from_kernel(
     guard.late_by_delay,
+    guard.note_stolen,
     guard.note_late,
+    guard.budget,
+    guard.burns_on,
     guard.step_guard,
     guard.still_runs,
     guard.must_climb,
     guard.climb,
+    guard.act,
+    guard.leaves_nothing,
     guard.may_come_down,
     guard.come_down,
     guard.rest_s,
@@ -71,6 +76,7 @@ def account(h):
     h.accounted_s = h.now_s
     if h.guarded and span_s > 0.0:
         regulator.note_use(h, h.rate_qps, h.service_cpu, span_s)
+        guard.note_stolen(h, 1.0 if h.hiccup == STEAL else 0.0, span_s)
         guard.note_late(h, seen_late(h), span_s)
 
 
@@ -99,6 +105,7 @@ def guard_changes_level(h):
         weight = -math.expm1(-span_s / guard.LATELY_S)
         spread = weight * math.sqrt(late * (1.0 - late) / (PROBES_PER_S * span_s))
         h.late_lately = max(0.0, h.late_lately + spread * noise)
+        h.blamed_lately = max(0.0, h.blamed_lately + spread * noise)
     return guard.step_guard(h)
 
 
@@ -119,23 +126,17 @@ def next_guard_s(h):
     burns = late > limit or h.late_lately > limit
     at_s = h.now_s
     if level == 0 and late > limit:
-        # The later of when the budget is gone and when it is seen to burn.
-        gone = guard.NEARLY_GONE
-        burn = guard.SLOW
+        climbs_s = _climbs_s(h, late, guard.SPENT, guard.SLOW)
         if late > guard.FAST * limit:
-            gone, burn = guard.GONE_A_LEVEL, guard.FAST
-        window_s = guard.WINDOW * h.interval_s
-        at_s += max(
-            _reaches_s(h.late_share, late, gone * limit, window_s),
-            _reaches_s(h.late_lately, late, burn * limit, guard.LATELY_S),
-        )
+            climbs_s = min(climbs_s, _climbs_s(h, late, guard.GONE_A_LEVEL, guard.FAST))
+        at_s += climbs_s
         if harmless == 0:
             at_s = max(at_s, h.guard_acquitted_s)
     elif level > 0 and h.now_s < h.guard_acquitted_s and (late > limit or level > harmless):
         at_s = h.guard_acquitted_s
         if level > harmless:
             at_s = min(at_s, h.guard_lowered_s + guard.REST * h.interval_s)
-    elif level == guard.PAUSED_ALL and late > limit:
+    elif level == guard.PAUSED_ALL and late > limit and h.hiccup != STEAL:
         if not _runs(h):  # else the trial has not begun
             at_s = h.guard_acted_s + guard.TRIAL * h.interval_s
     elif not burns:
@@ -154,6 +155,16 @@ def _runs(h):
         if h.true_state[job] == RUNNING:
             return True
     return False
+
+
+@compiled
+def _climbs_s(h, late, gone, burn):
+    """How long it takes until a part of the budget is gone and what is left is seen to burn [s]."""
+    limit = guard.LATE_LIMIT
+    return max(
+        _reaches_s(h.late_share, late, gone * limit, guard.WINDOW * h.interval_s),
+        _reaches_s(h.late_lately, late, burn * limit, guard.LATELY_S),
+    )
 
 
 @compiled

@@ -58,6 +58,8 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("job_params", real, (n_jobs, len(JOB_FIELDS))),
         ("host_params", real, (len(HOST_FIELDS),)),
         ("cost_params", real, (len(COST_FIELDS),)),
+        ("scatter_mean", real),  # of measured p95 around simulated ones
+        ("scatter_spread", real),  # 0: not known
         ("docker_moves", whole),  # vCPUs, weights and quotas change by calls to Docker
         ("starts_ahead", whole),  # containers are made before their jobs' starts are decided
         ("random", whole, (2,)),
@@ -71,6 +73,9 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("hiccup", whole),  # STALL, STEAL, or 0
         ("hiccup_turns_s", real),  # when the next one begins, or this one ends; inf: there are none
         ("hiccup_s", real),  # length of the last one
+        ("spell_turns_s", real),  # when a spell of steals begins, or ends; inf: there are none
+        ("in_spell", whole),
+        ("spell_steals_per_s", real),
         ("due_since_s", real),  # since when what came due in it has not been taken in
         ("held", real),  # requests that stalling clients will send
         ("counted", real),  # of the backlog: requests of a steal, whose latency is counted already
@@ -155,10 +160,11 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("wake_on_events", whole),
         ("recorded", whole),  # 1: a wait is cut where the SLO guard acts, for who records changes
         # The reward and the episode's figures.
-        ("violated_s", real),
+        ("violated_s", real),  # to be expected, as `expected_violations`
         ("over_slo_s", real),
         ("intervals", whole),
         ("violations", whole),
+        ("expected_violations", real),
         ("edits", whole),
         ("actuations", whole),
         ("pauses", whole, jobs),

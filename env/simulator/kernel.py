@@ -20,8 +20,9 @@ from env.physics.compiled import callable_from_kernel, compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S
 from env.physics.service import mixture_p95
 from env.simulator.guarding import guard_changes_level, next_guard_s
-from env.simulator.hiccups import note_rates, offer, plan_hiccup, turn_hiccup
+from env.simulator.hiccups import begin_with_spells, note_rates, offer, plan_hiccup, turn_hiccup
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
+from env.simulator.scatter import scatter_growth, spreads_above, violation_chance
 from env.simulator.sending import land_move, land_service, land_state, make_ahead, send
 from env.simulator.sensing import read_jobs, read_use, sense
 
@@ -51,6 +52,9 @@ callable_from_kernel(
     reward.jct_term,
     reward.potential,
     reward.shaping_term,
+    scatter_growth,
+    spreads_above,
+    violation_chance,
 )
 
 # An interval breaks the SLO when more than this fraction of its requests exceeds it.
@@ -167,8 +171,13 @@ def _how_ended(h):
 
 
 @compiled
-def _present_s(h, since_s):
-    """Seconds since some time that jobs have been there unfinished, summed over them."""
+def present_s(h, since_s):
+    """
+    Seconds that jobs have been there unfinished, summed over them.
+
+    :param h: host row
+    :param since_s: what was before does not count [s]
+    """
     total = 0.0
     for job in range(h.n_jobs):
         until_s = min(h.end_s[job], h.now_s)
@@ -207,7 +216,7 @@ def write_terms(h, terms, step_s, actuations, potential, gamma, ended):
     terms[1] = reward.slo_term(h.violated_s, h.over_slo_s)
     terms[2] = reward.churn_term(1 - h.kept + actuations)
     terms[3] = reward.shaping_term(gamma, potential, after)
-    terms[4] = reward.jct_term(_present_s(h, h.now_s - step_s), h.n_jobs) if h.count_jct else 0.0
+    terms[4] = reward.jct_term(present_s(h, h.now_s - step_s), h.n_jobs) if h.count_jct else 0.0
     for term in range(terms.shape[0]):
         h.term_sums[term] += terms[term]
 
@@ -316,6 +325,9 @@ def end_interval(h):
     """
     Close the measurement interval: it counts when it overlaps the batch window.
 
+    The verdict is the simulator's; what the reward charges is how probable a violation is where p95
+    scatter as they were measured. Where that is not known, the verdict is all there is.
+
     :param h: host row
     """
     started = False
@@ -323,9 +335,14 @@ def end_interval(h):
         started |= h.start_s[job] <= h.interval_ends_s
     if started:
         h.intervals += 1
-        if h.slow_requests > SLOW_LIMIT * h.sent_requests:
-            h.violations += 1
-            h.violated_s += h.interval_s
+        violated = h.slow_requests > SLOW_LIMIT * h.sent_requests
+        chance = 1.0 * violated
+        if h.scatter_spread > 0.0:
+            p95_us = _mixed_p95(h, h.mixing)
+            chance = violation_chance(p95_us, h.slo_us, h.scatter_mean, h.scatter_spread)
+        h.violations += violated
+        h.expected_violations += chance
+        h.violated_s += chance * h.interval_s
     h.sent_requests = 0.0
     h.slow_requests = 0.0
     h.mixing = 1 - h.mixing
@@ -364,7 +381,12 @@ def interval_p95(h):
 
     :param h: host row
     """
-    at = 1 - h.mixing
+    return _mixed_p95(h, 1 - h.mixing)
+
+
+@inlined
+def _mixed_p95(h, at):
+    """95th percentile of latency in one of the two intervals that are kept [us]."""
     return mixture_p95(h.mix_weight[at], h.mix_p95[at], h.mix_shape[at], h.mix_count[at])
 
 
@@ -435,6 +457,12 @@ def wake(h, earliest_s):
 def start_episode_at(hosts, b, targets):
     """See `start_episode`; of host b."""
     start_episode(hosts[b], targets)
+
+
+@compiled
+def begin_with_spells_at(hosts, b, share):
+    """See `begin_with_spells`; on host b."""
+    begin_with_spells(hosts[b], share)
 
 
 @compiled

@@ -34,9 +34,10 @@ from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
 from env.scenario import MAX_JOBS, MOST_VCPUS, Scenario
 from env.simulator import kernel
+from env.simulator.hiccups import SPELL_SHARES
 from env.simulator.host import TURNS, HostFields, fill_padding, host_dtype
 from env.simulator.load import interval_count, load_targets
-from env.simulator.profile import Profile, load_profile
+from env.simulator.profile import Profile, load_profile, scatter
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 
@@ -92,6 +93,7 @@ class Variation:
         random
     :param error_share: in how many of the episodes
     :param unprobed: share of the episodes without a latency probe
+    :param stolen: share of the episodes with spells of stolen time (`env.simulator.hiccups`)
     :param vm_speed: range that memcached's speed on the VM is drawn from (uniform), or None for
         the profile's
     """
@@ -103,6 +105,7 @@ class Variation:
     error: float = 0.0
     error_share: float = 1.0
     unprobed: float = 0.0
+    stolen: float = 0.0
     vm_speed: tuple[float, float] | None = None
 
 
@@ -205,6 +208,8 @@ class EpisodeFactory:
             _keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
+        if variation.stolen > 0.0 and rng.random() < variation.stolen:
+            kernel.begin_with_spells_at(hosts, index, _log_uniform(SPELL_SHARES, rng))
         n_jobs = len(self._endless)
         work_s = host["job_params"][:n_jobs, WORK_S]
         host["work_left_s"][:n_jobs] = np.where(self._endless, NO_END_S, work_s)
@@ -252,10 +257,9 @@ class EpisodeFactory:
         values = initial_values(scenario, work)
         arrival_s = [job.arrival_s for job in scenario.jobs]
         states = [NOT_ARRIVED if at_s > 0.0 else JobState.PENDING for at_s in arrival_s]
-        host_params = profile.host_array()
-        for field, value in scenario.delays.model_dump(exclude_none=True).items():
-            if field in HOST_FIELDS:
-                host_params[HOST_FIELDS.index(field)] = value
+        delays = scenario.delays.model_dump(exclude_none=True)
+        known = zip(HOST_FIELDS, profile.host_array(), strict=True)
+        host_params = np.array([delays.get(field, value) for field, value in known])
         paired = len(profile.siblings) == machine.vcpus
         values.update(
             batch_sibling=profile.siblings if paired else values["sibling"],
@@ -267,6 +271,8 @@ class EpisodeFactory:
             job_params=job_params,
             host_params=host_params,
             cost_params=profile.cost_array(),
+            scatter_mean=profile.scatter.mean if profile.scatter else 0.0,
+            scatter_spread=profile.scatter.spread if profile.scatter else 0.0,
             sent_service=values["service"],
             sent_cores=values["cores"],
             sent_weight=values["weight"],
@@ -283,6 +289,7 @@ class EpisodeFactory:
             probe_runs=1,
             probe_window_s=PROBE_WINDOW_S,
             guard_at_s=math.inf,
+            spell_turns_s=math.inf,
             start_s=[math.inf] * n_jobs,
             end_s=[math.inf] * n_jobs,
             n_jobs=n_jobs,
@@ -305,7 +312,7 @@ class EpisodeFactory:
         scale = self.variation.physics
         for name, spreads in self._spreads:
             drawn = tuple(slice(length) for length in spreads.shape)
-            _scatter(host[name][drawn], scale * spreads, rng)
+            scatter(host[name][drawn], scale * spreads, rng)
         speed = min(max(rng.standard_normal(), -2.0), 2.0)
         host["service_params"][VM_SPEED] = math.exp(scale * self.profile.vm_speed.spread * speed)
         # The load's clock is late, and with it every interval.
@@ -313,7 +320,9 @@ class EpisodeFactory:
         host["interval_ends_s"] += rng.uniform(*sorted(lags_s))
         # Last and only where there are any: profiles that lack them draw what they always drew.
         if self._hiccup_spreads.any():
-            _scatter(host["host_params"][STALLS_PER_S:], scale * self._hiccup_spreads, rng)
+            scatter(host["host_params"][STALLS_PER_S:], scale * self._hiccup_spreads, rng)
+        if self.profile.siblings_unknown and rng.random() < 0.5:
+            host["batch_sibling"] = host["sibling"]
         _keep_physical(host)
 
 
@@ -330,13 +339,6 @@ def _padded_size(scenario: Scenario, profile: Profile) -> tuple[int, int]:
             f"a padded host has {MOST_VCPUS}"
         )
     return MAX_JOBS, MOST_VCPUS
-
-
-def _scatter(
-    values: npt.NDArray[np.float64], spreads: npt.NDArray[np.float64], rng: np.random.Generator
-) -> None:
-    """Multiply parameters by log-normal factors, at most two standard deviations off."""
-    values *= np.exp(spreads * rng.standard_normal(spreads.shape).clip(-2.0, 2.0))
 
 
 def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:
@@ -576,6 +578,8 @@ def episode_summary(host: Any, scenario: Scenario) -> dict[str, Any]:
         "duration_s": host["duration_s"].item(),
         "completed": completed,
         "violation_ratio": figures["violations"] / max(1, figures["intervals"]),
+        "expected_violation_ratio": host["expected_violations"].item()
+        / max(1, figures["intervals"]),
         **figures,
         "reward_terms": dict(zip(TERMS, host["term_sums"].tolist(), strict=True)),
         "jobs": {

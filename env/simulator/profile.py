@@ -85,10 +85,10 @@ class Background(BaseModel):
 
 class Scatter(BaseModel):
     """
-    How ln(measured p95 / simulated p95) is distributed: Student's t with two degrees of freedom.
+    How ln(measured p95 / simulated p95) is distributed, see `env/simulator/scatter.py`.
 
     :param mean: below 0 where the simulator's p95 are too high
-    :param spread: the distribution's scale
+    :param spread: the distribution's scale where p95 is 0.6 of the SLO
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,6 +108,8 @@ class Profile(BaseModel):
     :param server: machine type of the VM; validation takes the runs made on it
     :param years: editions of the measured runs
     :param siblings: the vCPU that slows batch work on each vCPU, -1 for none (`job_speeds`)
+    :param siblings_unknown: the runs fit the scenario's own pairs about as well; drawn physics has
+        either
     :param service: memcached, by `SERVICE_FIELDS`
     :param jobs: batch jobs by name, each by `JOB_FIELDS`
     :param host: the VM and its control paths, by `HOST_FIELDS`; `OPTIONAL_HOST_FIELDS` may be
@@ -130,6 +132,7 @@ class Profile(BaseModel):
     server: str = ""
     years: tuple[int, ...] = ()
     siblings: tuple[int, ...] = ()
+    siblings_unknown: bool = False
     service: dict[str, Parameter]
     jobs: dict[str, dict[str, Parameter]]
     host: dict[str, Parameter]
@@ -251,6 +254,17 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return profile
 
 
+def scatter(values: FloatArray, spreads: FloatArray, rng: np.random.Generator) -> None:
+    """
+    Multiply parameters by log-normal factors, at most two standard deviations off.
+
+    :param values: float64[...], is changed
+    :param spreads: float64[...] of the same shape, standard deviations of ln(value)
+    :param rng: source of what is random
+    """
+    values *= np.exp(spreads * rng.standard_normal(spreads.shape).clip(-2.0, 2.0))
+
+
 def save_profile(profile: Profile, path: Path) -> Profile:
     """
     Write a profile with its content hash; the same content gives the same bytes.
@@ -279,7 +293,8 @@ def content_hash(profile: Profile) -> str:
 
 def _empty(profile: Profile) -> set[str]:
     """Sections that came later than the first profiles, whose hashes they must not change."""
-    return {name for name in ("costs", "background", "scatter") if not getattr(profile, name)}
+    late = ("costs", "background", "scatter", "siblings_unknown")
+    return {name for name in late if not getattr(profile, name)}
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:

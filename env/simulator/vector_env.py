@@ -31,17 +31,21 @@ HOSTS_AT_ONCE = 128
 
 class HostBatch(VecEnv):
     """
-    What batches of simulated machines have in common: buffers, seeds, and what an episode leaves.
+    What batches of simulated machines have in common: buffers, seeds, and how episodes follow.
 
     :param n_envs: B, number of machines
     :param size: length of an observation
     :param n_actions: number of actions
+    :param threads: that step the machines
     """
 
     STREAM = 0
     """Of the random numbers that a seed stands for; each kind of batch has its own."""
 
-    def __init__(self, n_envs: int, size: int, n_actions: int):
+    ACTIONS = "edits"
+    """What actions are called."""
+
+    def __init__(self, n_envs: int, size: int, n_actions: int, threads: int):
         self.render_mode = None
         super().__init__(
             n_envs,
@@ -50,11 +54,16 @@ class HostBatch(VecEnv):
         )
         # Two buffers in turn: Stable-Baselines3 still reads the last observation after a step.
         self._observations = [np.zeros((n_envs, size), np.float32) for _ in range(2)]
+        self._n_actions = n_actions
+        self._actions = np.zeros(n_envs, np.int64)
         self._terms = np.zeros((n_envs, len(TERMS)))
         self._ended = np.zeros(n_envs, np.int64)
         self._returns = np.zeros(n_envs)
         self._partial = np.zeros(n_envs, bool)  # episodes that had a head start
         self._nothing: dict[str, Any] = {}
+        self._pool = ThreadPool(threads)
+        piece = HOSTS_AT_ONCE if threads > 1 else n_envs
+        self._pieces = [slice(at, at + piece) for at in range(0, n_envs, piece)]
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """
@@ -68,6 +77,35 @@ class HostBatch(VecEnv):
             self._traces: list[int] = []
             self._traces_drawn = 0
         return [seed] * self.num_envs
+
+    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
+        """
+        Remember the actions, int[B].
+
+        :param actions: int64[B], index of each action
+        :raises ValueError: if one is not in the action space; the kernel checks no bounds
+        """
+        actions = np.asarray(actions)
+        if actions.min() < 0 or actions.max() >= self._n_actions:
+            raise ValueError(f"{self.ACTIONS} must lie from 0 to {self._n_actions - 1}")
+        self._actions[:] = actions
+
+    def _end_episodes(
+        self, observations: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.bool_], list[dict[str, Any]]]:
+        """Which machines have ended, what is told of all, and a new episode for those."""
+        infos = [self._nothing] * self.num_envs
+        dones = self._ended != 0
+        for index in np.flatnonzero(dones).tolist():
+            infos[index] = self._final_info(index, observations)
+            self._begin(index, observations)
+        return dones, infos
+
+    def _begin(
+        self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
+    ) -> None:
+        """Start an episode of a machine, some of whose jobs are done if it has a head start."""
+        raise NotImplementedError
 
     def _next_buffer(self) -> npt.NDArray[np.float32]:
         self._observations.reverse()
@@ -173,42 +211,20 @@ class ColocationVecEnv(HostBatch):
     ):
         self.factory = EpisodeFactory(scenario, profile, variation)
         self.table = self.factory.table
-        super().__init__(n_envs, self.factory.observation_size, len(self.table))
+        super().__init__(n_envs, self.factory.observation_size, len(self.table), threads)
         self.scenario = scenario
         self.gamma = gamma
         self.staggered = staggered
         self.hosts = self.factory.new_hosts(n_envs)
         self.targets = self.factory.new_targets(n_envs)
-        self._edits = np.zeros(n_envs, np.int64)
-        self._pool = ThreadPool(threads)
-        piece = HOSTS_AT_ONCE if threads > 1 else n_envs
-        self._pieces = [slice(b, b + piece) for b in range(0, n_envs, piece)]
         self.seed(seed)
 
     def reset(self) -> npt.NDArray[np.float32]:
         """Start an episode on every machine; float32[B, size]."""
-        for index in range(self.num_envs):
-            self._begin(index)
-            if self.staggered:
-                self.factory.head_start(self.hosts[index], self._rng)
-                self._partial[index] = True
-        self._returns[:] = 0.0
         observations = self._next_buffer()
         for index in range(self.num_envs):
-            self._observe(index, observations)
+            self._begin(index, observations, ahead=self.staggered)
         return observations
-
-    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
-        """
-        Remember the edits, int[B].
-
-        :param actions: int64[B], index of each edit
-        :raises ValueError: if one is not in the action space; the kernel checks no bounds
-        """
-        actions = np.asarray(actions)
-        if actions.min() < 0 or actions.max() >= len(self.factory.table):
-            raise ValueError(f"edits must lie from 0 to {len(self.factory.table) - 1}")
-        self._edits[:] = actions
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
         """Step every machine; ended ones begin a new episode."""
@@ -220,7 +236,7 @@ class ColocationVecEnv(HostBatch):
                 self.hosts[some],
                 self.factory.table.rows,
                 self.targets[some],
-                self._edits[some],
+                self._actions[some],
                 self.gamma,
                 self._terms[some],
                 rewards[some],
@@ -230,21 +246,17 @@ class ColocationVecEnv(HostBatch):
 
         self._pool.share(step, self._pieces)
         self._returns += rewards
-        infos = [self._nothing] * self.num_envs
-        dones = self._ended != 0
-        for index in np.flatnonzero(dones).tolist():
-            infos[index] = self._final_info(index, observations)
-            self._returns[index] = 0.0
-            self._begin(index)
-            self._observe(index, observations)
+        dones, infos = self._end_episodes(observations)
         return observations, rewards, dones, infos
 
     def _summary(self, index: int) -> dict[str, Any]:
         return episode_summary(self.hosts[index], self.scenario)
 
-    def _begin(self, index: int) -> None:
-        self._partial[index] = False
+    def _begin(
+        self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
+    ) -> None:
+        self._partial[index], self._returns[index] = ahead, 0.0
         self.factory.begin(self.hosts, self.targets, index, self._next_trace(), self._rng)
-
-    def _observe(self, index: int, observations: npt.NDArray[np.float32]) -> None:
+        if ahead:
+            self.factory.head_start(self.hosts[index], self._rng)
         kernel.observe_at(self.hosts, index, self.factory.table.rows, observations[index])

@@ -1,11 +1,15 @@
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+import yaml
 
 import agents
+from agents import parameter_files
+from agents.parameter_files import PARAMETER_FOLDER, what_fits
 from agents.policy import SensorMissingError
 from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError
@@ -373,7 +377,7 @@ def test_a_missing_parameter_file_lists_the_known():
         ("rule: [", "not valid YAML at line"),
         ("rule: nope", "rule: must be one of sequential"),
         ("5", "rule: must be one of"),
-        ("rule: sequential\nperiod_s: 0\nthreshold: 1\nthreads: 3", "period_s: .*greater than 0"),
+        ("rule: sequential\nperiod_s: 1.0e-9\nthreshold: 1\nthreads: 3", "period_s: .*to 0.001"),
         ("rule: sequential\nperiod_s: 1\nthreshold: 1\nthreads: 3\nx: 1", "x: unknown field; all"),
         ("rule: static\nperiod_s: 1\nservice_cores: [9]", r"memcached: cores \(9,\)"),
         ("rule: static\nperiod_s: 1\njobs: {x: {cores: [1], threads: 1}}", "x: unknown job"),
@@ -392,10 +396,44 @@ def test_a_plan_for_other_jobs_is_refused(scenario):
     content["jobs"] = [job for job in content["jobs"] if job["name"] != "radix"]
     other = Scenario.model_validate(content)
     for name in ("threshold-groups", "hysteresis-pause", "stats-poll-packed", "shared-background"):
-        with pytest.raises(InputError, match="radix"):
+        with pytest.raises(InputError, match=r"radix.*; concurrent is for any scenario"):
             agents.make(name).reset(other)
     for name in ("sequential", "concurrent", "static", "random", *PICKY):
         agents.make(name).reset(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "fits"),
+    [
+        ("local", "tree", str(PARAMETER_FOLDER / "local/threshold-groups.yaml")),
+        ("cca-2025", "radix", "threshold-groups"),
+    ],
+)
+def test_a_refused_plan_is_told_which_one_fits(tmp_path, monkeypatch, name, job, fits):
+    monkeypatch.chdir(tmp_path)  # what it is told is found from anywhere
+    scenario = load_scenario(name)
+    path = tmp_path / "threshold-groups.yaml"
+    group = [{"job": job, "threads": 1, "cores": 1}]
+    rule = {"rule": "threshold-groups", "period_s": 1.0, "threshold": 0.6, "groups": [group]}
+    path.write_text(yaml.safe_dump(rule))
+    with pytest.raises(InputError, match=rf"; {fits} fits \(--policy {fits}\)$"):
+        agents.make(path).reset(scenario)
+    agents.make(fits).reset(scenario)
+    fewer = scenario.with_jobs([one for one in scenario.jobs if one.name != scenario.job_names[0]])
+    own = scenario.with_jobs([*fewer.jobs, scenario.jobs[0].model_copy(update={"name": "mine"})])
+    with pytest.raises(InputError, match=r"; concurrent is for any scenario \(--policy concurrent"):
+        agents.make(fits).reset(own)
+
+
+def test_a_plan_fits_by_its_jobs_whatever_else_its_file_says(tmp_path, monkeypatch):
+    """Jobs may be keys of a plan; other text in a file, or a file of no rule, is no job's name."""
+    scenario = load_scenario("cca-2025")
+    assert what_fits("hysteresis-pause", scenario).startswith("hysteresis-pause fits ")
+    monkeypatch.setattr(parameter_files, "PARAMETER_FOLDER", tmp_path)
+    queue = scenario.with_jobs([scenario.jobs[0].model_copy(update={"name": "arrival"})])
+    (tmp_path / "no-rule.yaml").write_text("period_s: 1.0\n")
+    shutil.copy(PARAMETER_FOLDER / "first-come.yaml", tmp_path)  # its order is "arrival"
+    assert what_fits("first-come", queue).startswith("concurrent is for any scenario ")
 
 
 def test_agents_stay_light():
@@ -408,18 +446,18 @@ def test_agents_stay_light():
 # --- the same figures as ever, and any scenario ---
 
 PUBLISHED_S = {
-    ("cca-2025", "sequential"): 743.426073598561,
-    ("cca-2025", "concurrent"): 670.167059007784,
-    ("cca-2025", "threshold-groups"): 713.6826687564504,
-    ("cca-2025", "hysteresis-pause"): 742.2640386185026,
-    ("cca-2025", "stats-poll-packed"): 648.4399167015833,
+    ("cca-2025", "sequential"): 744.6943253486581,
+    ("cca-2025", "concurrent"): 670.7615950506666,
+    ("cca-2025", "threshold-groups"): 716.146972364401,
+    ("cca-2025", "hysteresis-pause"): 742.8661791610829,
+    ("cca-2025", "stats-poll-packed"): 649.5609942523148,
     ("cca-2025", "shared-background"): 599.5281730457764,
-    ("cca-2024", "sequential"): 698.4771769109838,
-    ("cca-2024", "hysteresis-pause"): 677.6701570662005,
-    ("cca-2024", "stats-poll-packed"): 675.5288526754015,
-    ("cca-2024", "shared-background"): 541.1670612511871,
+    ("cca-2024", "sequential"): 702.6625600961271,
+    ("cca-2024", "hysteresis-pause"): 681.2384707309592,
+    ("cca-2024", "stats-poll-packed"): 680.7666257369689,
+    ("cca-2024", "shared-background"): 541.180534348839,
 }
-"""Makespans of the first trace of seed 0 [s]; a new fit of a profile may move them."""
+"""Makespans of the first trace of seed 0 [s]; a new fit of a profile or a new guard moves them."""
 
 
 @pytest.mark.parametrize(("name", "rule"), list(PUBLISHED_S))

@@ -11,7 +11,13 @@ import pytest
 import torch
 
 import agents
-from agents.checkpoint import CHECKPOINT_FOLDER, METADATA_ENTRY, WEIGHTS_ENTRY, read_checkpoint
+from agents.checkpoint import (
+    CHECKPOINT_FOLDER,
+    METADATA_ENTRY,
+    WEIGHTS_ENTRY,
+    read_checkpoint,
+    shipped_for,
+)
 from agents.ppo.network import KnownMasks, MaskedNetwork
 from agents.ppo.trained_policy import PPOPolicy
 from env.action import edit_table, legal_edits
@@ -213,6 +219,29 @@ def test_a_shipped_checkpoint_is_found_from_any_folder(name, monkeypatch, tmp_pa
     policy = agents.make(name)
     assert policy.name == name
     assert policy.checkpoint.path == CHECKPOINT_FOLDER / "best.zip"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("cca-2025", "best.zip"),
+        ("cca-2024", "cca-2024.zip"),
+        ("family-report-0-0", "general.zip"),
+    ],
+)
+def test_a_scenario_gets_the_specialist_that_fits_or_the_policy_for_any(scenario, expected, capsys):
+    assert shipped_for(load_scenario(scenario)) == f"checkpoints/{expected}"
+    said = capsys.readouterr().err
+    assert (said.count("\n") == 1 and scenario in said) == (expected == "general.zip")
+
+
+def test_a_queue_gets_the_policy_for_any_scenario_and_a_specialist_says_so(capsys):
+    queue = load_scenario("cca-2025").with_jobs(())
+    assert shipped_for(queue) == "checkpoints/general.zip"
+    agents.warn(agents.make("general.zip"), queue)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(InputError, match="made for the jobs of cca-2025; a queue takes general"):
+        agents.warn(agents.make("best.zip"), queue)
 
 
 def test_the_shipped_checkpoint_fits_the_shipped_scenario():

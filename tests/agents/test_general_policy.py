@@ -15,32 +15,41 @@ import torch
 
 import agents
 from agents.array_archive import Arrays
-from agents.checkpoint import WEIGHTS_ENTRY
+from agents.checkpoint import CHECKPOINT_FOLDER, WEIGHTS_ENTRY
 from agents.general_checkpoint import is_general, read_general_checkpoint
 from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
 from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
 from env.reward import TERMS
-from env.scenario import load_scenario
+from env.scenario import Scenario, load_scenario
 from env.sets.pointers import edits_of, legal_slots
 from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
+from training.evaluation.episodes import EpisodeStart, run_episode
+from training.evaluation.schedule_search import in_turn
 from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
-from training.general.machines import Group, MixedVecEnv
+from training.general.machines import Machines, Setup
+from training.general.mixed_env import MixedVecEnv
 from training.general.writing import restore, save_general
 from training.ppo.checkpoint_writing import _npz
 from training.ppo.rollout_buffer import LeanRolloutBuffer
+from training.recipe import load_recipe
 
 SCENARIO = load_scenario("cca-2025")
+
+
+def setup(scenario: Scenario, layout: Layout) -> Setup:
+    return Setup(EpisodeFactory(scenario), in_turn(scenario, 3), layout)
 
 
 @pytest.fixture(scope="module")
 def environments() -> MixedVecEnv:
     scenarios = [load_scenario(name) for name in ("cca-2025", "cca-2025-exclusive")]
-    return MixedVecEnv(scenarios, each=16, seed=5)
+    setups = [setup(scenario, Layout(7, 4)) for scenario in scenarios]
+    return MixedVecEnv(setups, 32, seed=5, unprofiled=0.5)
 
 
 def new_model(environments: MixedVecEnv) -> GeneralPPO:
@@ -66,7 +75,7 @@ def model(environments: MixedVecEnv) -> GeneralPPO:
 @pytest.fixture(scope="module")
 def path(model: GeneralPPO, environments: MixedVecEnv, tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("general") / "general.zip"
-    save_general(model, path, [group.scenario for group in environments.groups], {})
+    save_general(model, path, [one.scenario for one in environments.machines.setups], {})
     return path
 
 
@@ -78,7 +87,7 @@ def test_numpy_scores_like_torch(model: GeneralPPO, environments: MixedVecEnv, p
         with torch.no_grad():
             logits = model.policy.network(sets)[0].numpy()
         for index in range(0, len(observations), 5):
-            table = environments.groups[index // environments.each].tokens
+            table = environments.machines.setup(index).tokens
             network = SingleAttention(arrays, table)
             network.row[:] = observations[index]
             legal = sets.legal[index, table.slot_of] > 0.5
@@ -91,71 +100,98 @@ def test_numpy_scores_like_torch(model: GeneralPPO, environments: MixedVecEnv, p
 def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
     scores = []
     for layout in (Layout(7, 4), Layout(20, 16)):
-        group = Group(EpisodeFactory(SCENARIO), 1, layout)
-        group.begin(0, 7, np.random.default_rng(7))
+        machines = Machines([setup(SCENARIO, layout)], 1)
+        machines.begin(0, 0, 7, np.random.default_rng(7))
         row = np.zeros(layout.size, np.float32)
-        group.observe(0, row)
+        machines.observe(0, row)
         sets = Sets(row[None], layout)
         with torch.no_grad():
-            scores.append(model.policy.network(sets)[0].numpy()[0, group.tokens.slot_of])
+            logits = model.policy.network(sets)[0].numpy()
+        scores.append(logits[0, machines.setup(0).tokens.slot_of])
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: MixedVecEnv) -> None:
-    """Against differences along a direction, for all weights at once."""
+    """
+    Against differences along a direction, for all weights at once.
+
+    Directions are the gradient's, each weight's part times luck: along others the difference would
+    be lost among float32's rounding.
+    """
     network = copy.deepcopy(model.policy.network)
     sets = Sets(environments.reset(), environments.layout)
     weights = torch.from_numpy(sets.legal) * torch.randn(sets.legal.shape)
 
     def loss() -> torch.Tensor:
         logits, values = network(sets)
-        return (weights * torch.tanh(logits)).sum() + values.square().sum()
+        return (weights * torch.tanh(logits)).double().sum() + values.double().square().sum()
 
     parameters = list(network.parameters())
     found = torch.autograd.grad(loss(), parameters)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        direction = [torch.randn(p.shape, generator=generator) for p in parameters]
+        direction = [g * torch.rand(g.shape, generator=generator) for g in found]
         slope = sum(float((g * d).sum()) for g, d in zip(found, direction, strict=True))
         losses = []
         with torch.no_grad():
-            for step in (3e-4, -3e-4):
+            for step in (1e-5, -1e-5):
                 for p, d in zip(parameters, direction, strict=True):
                     p += step * d
                 losses.append(float(loss()))
                 for p, d in zip(parameters, direction, strict=True):
                     p -= step * d
-        assert (losses[0] - losses[1]) / 6e-4 == pytest.approx(slope, rel=0.02, abs=1.0)
+        assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(slope, rel=0.02)
 
 
-def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path) -> None:
+@pytest.mark.parametrize("name", ["cca-2025", "family-training-0-21"])
+def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, name: str) -> None:
+    """Also where jobs arrive on the way: then they are seen whole."""
+    scenario = load_scenario(name)
     policy = agents.make(path)
     assert isinstance(policy, GeneralPolicy)
-    through = SimulatedMachine(EpisodeFactory(SCENARIO))
+    through = SimulatedMachine(EpisodeFactory(scenario))
     through.begin(4711, np.random.default_rng(1))
-    policy.reset(SCENARIO)
-    layout = Layout(7, 4)
-    group = Group(EpisodeFactory(SCENARIO), 1, layout)
-    group.begin(0, 4711, np.random.default_rng(1))
-    network = SingleAttention(read_general_checkpoint(path).arrays, group.tokens)
-    edit_of = edits_of(group.tokens.slot_of, layout.slots)
+    policy.reset(scenario)
+    layout = Layout(7, scenario.machine.vcpus)
+    machines = Machines([setup(scenario, layout)], 1)
+    tokens, hosts = machines.setup(0).tokens, machines.hosts
+    machines.begin(0, 0, 4711, np.random.default_rng(1))
+    network = SingleAttention(read_general_checkpoint(path).arrays, tokens)
+    edit_of = edits_of(tokens.slot_of, layout.slots)
     row = np.zeros((1, layout.size), np.float32)
-    group.observe(0, row[0])
-    terms, reward, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.float32), np.zeros(1, np.int64)
+    machines.observe(0, row[0])
+    terms, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.int64)
     legal = np.zeros(len(layout.slots), np.float32)
     for _ in range(400):
         network.row[:] = row[0]
         legal_slots(row[0], layout.offsets, legal)
-        penalty = np.where(legal[group.tokens.slot_of] > 0.5, 0.0, -np.inf).astype(np.float32)
-        slot = group.tokens.slot_of[network.choose(penalty)]
+        penalty = np.where(legal[tokens.slot_of] > 0.5, 0.0, -np.inf).astype(np.float32)
+        slot = tokens.slot_of[network.choose(penalty)]
         assert edit_of[slot] >= 0
-        group.step(slice(0, 1), np.array([slot]), terms, reward, ended, row)
+        machines.step(slice(0, 1), np.array([slot]), terms, ended, row)
         through.apply(policy.decide(through.telemetry()))
         through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
         for field in ("now_s", "work_left_s", "service", "cores", "weight", "state", "qps"):
-            assert np.array_equal(group.hosts[0][field], getattr(through.host, field)), field
+            assert np.array_equal(hosts[0][field], getattr(through.host, field)), field
         if ended[0]:
             break
+
+
+def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
+    """As where a queue is empty for a while."""
+    policy = GeneralPolicy(read_general_checkpoint(path), "general")
+    policy.reset(SCENARIO.with_jobs(()))
+    for step, jobs in enumerate(((), SCENARIO.jobs[:2], ())):
+        scenario = SCENARIO.with_jobs(jobs)
+        policy.change_jobs(scenario)
+        shown = Telemetry(
+            time_s=float(step),
+            service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
+            vcpu_busy_s=(0.0,) * scenario.machine.vcpus,
+            jobs={job.name: JobTelemetry(JobState.PENDING, 0.0) for job in jobs},
+            applied=Allocation((0, 1), {job.name: JobAllocation() for job in jobs}),
+        )
+        assert set(policy.decide(shown).validate(scenario).jobs) == {job.name for job in jobs}
 
 
 def test_it_runs_scenarios_of_any_size(path: Path) -> None:
@@ -183,6 +219,16 @@ def test_it_runs_scenarios_of_any_size(path: Path) -> None:
         assert any(job.state is not JobState.PENDING for job in applied.jobs.values())
 
 
+def test_the_shipped_one_finishes_a_scenario_of_a_size_nobody_trained_on() -> None:
+    scenario = load_scenario("family-report-1-15")  # 17 jobs on 12 vCPUs
+    run = run_episode(
+        SimulatedMachine(EpisodeFactory(scenario)), agents.make("general.zip"), EpisodeStart(7, 7)
+    )
+    assert (len(scenario.jobs), scenario.machine.vcpus) == (17, 12)
+    assert run.completed
+    assert run.violation_ratio < 0.05
+
+
 def test_training_goes_on_where_it_stopped(
     model: GeneralPPO, environments: MixedVecEnv, path: Path
 ) -> None:
@@ -194,6 +240,21 @@ def test_training_goes_on_where_it_stopped(
         assert torch.equal(one, other)
         state, restored = model.policy.optimizer.state[one], resumed.policy.optimizer.state[other]
         assert torch.equal(state["exp_avg_sq"], restored["exp_avg_sq"])
+
+
+def test_the_shipped_one_goes_on_learning(environments: MixedVecEnv) -> None:
+    shipped, network = CHECKPOINT_FOLDER / "general.zip", load_recipe("tune").network
+    assert network is not None
+    resumed = GeneralPPO(
+        AttentionPolicy, environments, rollout_buffer_class=LeanRolloutBuffer, device="cpu",
+        seed=5, n_steps=8, batch_size=256, n_epochs=1,
+        policy_kwargs={"layout": environments.layout, "network": network.model_dump()},
+    )  # fmt: skip
+    restore(resumed, shipped)
+    begun = resumed.num_timesteps
+    assert begun == read_general_checkpoint(shipped).metadata["steps"]
+    resumed.learn(256, reset_num_timesteps=False)
+    assert resumed.num_timesteps == begun + 256
 
 
 def test_it_is_small_enough(model: GeneralPPO) -> None:
@@ -216,7 +277,7 @@ def damaged(path: Path, tmp_path: Path, arrays: Arrays) -> Path:
 def test_arrays_that_do_not_fit_are_refused(path: Path, tmp_path: Path) -> None:
     arrays = dict(read_general_checkpoint(path).arrays)
     assert is_general(path)
-    for name in ("embed_0_weight", "biases_1", "look_0_bias", "there"):
+    for name in ("embed_0_weight", "biases_1", "qkv_0_bias", "there"):
         fewer = {key: value for key, value in arrays.items() if key != name}
         other = arrays | {name: np.zeros((3, 3, 3), np.float32)}
         for wrong in (fewer, other):

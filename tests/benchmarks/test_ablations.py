@@ -19,26 +19,26 @@ def test_a_blind_policy_misses_what_was_and_sees_what_is() -> None:
     seeing, blind = batch(), batch()
     blind.blind = MEMORY
     rest = np.setdiff1d(np.arange(seeing.factory.observation_size), MEMORY)
-    looks, dark = seeing.reset(), blind.reset()
+    observations, dark = seeing.reset(), blind.reset()
     for _ in range(300):
-        edits = looks[:, -len(seeing.table) :].argmax(axis=1)
-        looks, rewards, *_ = seeing.step(edits)
+        edits = observations[:, -len(seeing.table) :].argmax(axis=1)
+        observations, rewards, *_ = seeing.step(edits)
         dark, same, *_ = blind.step(edits)
         assert (dark[:, MEMORY] == 0.0).all()
-        assert (dark[:, rest] == looks[:, rest]).all()
+        assert (dark[:, rest] == observations[:, rest]).all()
         assert (rewards == same).all()
-    assert (looks[:, MEMORY] > 0.0).any(axis=0).all()
+    assert (observations[:, MEMORY] > 0.0).any(axis=0).all()
 
 
 def test_without_shaping_the_reward_is_what_the_other_terms_add_up_to() -> None:
     whole, bare = batch(), batch()
     bare.shaped = False
-    looks = whole.reset()
+    observations = whole.reset()
     bare.reset()
     paid = 0.0
     for _ in range(200):
-        edits = looks[:, -len(whole.table) :].argmax(axis=1)
-        looks, rewards, *_ = whole.step(edits)
+        edits = observations[:, -len(whole.table) :].argmax(axis=1)
+        observations, rewards, *_ = whole.step(edits)
         _, less, *_ = bare.step(edits)
         shaping = whole._terms[:, ablations.SHAPING]
         assert rewards - less == pytest.approx(shaping, abs=1e-5)

@@ -15,6 +15,7 @@ def report(makespan_s: float | None, ratio: float | None) -> dict[str, Any]:
         "spoiled": 3 * [True] + 17 * [False],
         "actuations": 6,
         "guard": {"steps": 2},
+        "stages": {},
         "start_delay_ms": {"max": None if makespan_s is None else 41.6},
     }
     return {"policy": "p", "makespan_s": makespan_s, "violation_ratio": ratio, **measured}

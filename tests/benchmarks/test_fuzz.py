@@ -25,7 +25,7 @@ def test_what_is_changed_was_valid_before(reader: fuzz.FileReader, tmp_path: Pat
         assert fuzz.fault_of(reader, tmp_path, seed, measured=False) == (True, "")
 
 
-@pytest.mark.parametrize("error", [TypeError("x"), InputError("two\nlines"), MemoryError()])
+@pytest.mark.parametrize("error", [TypeError("x"), InputError(""), MemoryError()])
 def test_a_reader_that_falls_over_is_noticed(error: Exception) -> None:
     def read(folder: Path) -> None:
         raise error

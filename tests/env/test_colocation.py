@@ -171,7 +171,9 @@ def test_the_terms_of_an_episode_add_up() -> None:
     assert totals["time"] == pytest.approx(-machine.host.now_s / reward.UNIT_S)
     cost = reward.CHANGE_COST_S * (summary["edits"] + summary["actuations"])
     assert totals["churn"] == pytest.approx(-cost / reward.UNIT_S)
-    violated_s = summary["violations"] * summary["interval_s"]
+    expected = summary["expected_violation_ratio"] * summary["intervals"]
+    violated_s = expected * summary["interval_s"]
+    assert violated_s > 0.0
     assert totals["slo"] <= -reward.VIOLATION_WEIGHT * violated_s / reward.UNIT_S
 
 
@@ -223,9 +225,9 @@ def test_a_completed_episode_and_its_summary() -> None:
     assert all("episode_summary" not in step[4] for step in steps[:-1])
     summary = steps[-1][4]["episode_summary"]
     assert set(summary) >= {
-        "makespan_s", "completed", "violation_ratio", "violations", "intervals", "interval_s",
-        "actuations", "overruled", "guard_steps", "guard_s", "illegal_edits", "decisions",
-        "reward_terms", "jobs",
+        "makespan_s", "completed", "violation_ratio", "expected_violation_ratio", "violations",
+        "intervals", "interval_s", "actuations", "overruled", "guard_steps", "guard_s",
+        "illegal_edits", "decisions", "reward_terms", "jobs",
     }  # fmt: skip
     assert summary["completed"] is True
     assert summary["decisions"] == len(steps)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env.action import CORES, JOB, KIND, edit_table, is_legal, legal_edits
-from env.codes import BACKGROUND, KEEP, NORMAL, PAUSED, PLACE, RUNNING, SERVICE
+from env.codes import BACKGROUND, KEEP, NORMAL, PAUSED, PENDING, PLACE, RUNNING, SERVICE
 from env.control import ControlState
 from env.decision import regulate_again
 from env.guard import (
@@ -26,6 +26,7 @@ from env.guard import (
     TRIAL,
     late_by_delay,
     note_late,
+    note_stolen,
     step_guard,
 )
 from env.scenario import Scenario, load_scenario
@@ -189,6 +190,64 @@ def test_a_policy_may_wait_for_it() -> None:
     assert sum(legal) > 3.0  # what the jobs are to do when it comes down
 
 
+def test_who_waits_for_the_guard_waits_for_jobs_that_it_holds() -> None:
+    """Nothing runs: at a level that lets a job run, one has to be started."""
+    control, table = guarded(), edit_table(SCENARIO)
+    for job in range(3):
+        control.job_state[job] = control.state[job] = control.desired_state[job] = PENDING
+    for level in (0, REFUGE, ALONE, APART):
+        control.guard_level = level
+        assert not is_legal(control, table.rows, KEEP)
+    control.guard_level = PAUSED_ALL
+    assert is_legal(control, table.rows, KEEP)
+
+
+@pytest.mark.parametrize("interval_s", [10.0, 2.0])
+def test_jobs_are_not_held_for_stolen_time(interval_s: float) -> None:
+    """A twentieth to a third of the time is stolen, and everybody waits who comes meanwhile."""
+    control = guarded(interval_s=interval_s)
+    for every in (20, 10, 3):
+        for number in range(round(20.0 / POLL_S)):
+            stolen = 1.0 if number % every == 0 else 0.0
+            note_stolen(control, stolen, POLL_S)
+            poll(control, max(stolen, 0.2 if number % every == 1 else 0.0))
+            assert control.guard_level <= REFUGE
+
+
+def test_stolen_time_hides_nobody_who_disturbs() -> None:
+    control = guarded()
+    for number in range(round(1.0 / POLL_S)):
+        note_stolen(control, 0.4 if number % 20 == 0 else 0.0, POLL_S)
+        poll(control, 0.6)
+    assert control.guard_level == PAUSED_ALL
+
+
+def test_stolen_time_acquits_nobody_who_disturbs() -> None:
+    """Most are late whenever a job runs, and all while a vCPU is stolen: jobs stay paused."""
+    control = guarded()
+    while control.guard_level < PAUSED_ALL:
+        poll(control, 0.6)
+    for number in range(round(20.0 / POLL_S)):
+        stolen = 1.0 if number % 7 == 0 else 0.0
+        note_stolen(control, stolen, POLL_S)
+        poll(control, max(stolen, 0.6 if RUNNING in control.state[:3] else 0.0))
+        assert control.guard_acquitted_s < control.now_s
+
+
+def test_stolen_time_makes_no_later_disturbance_last_longer() -> None:
+    control = guarded()
+    for _ in range(5):
+        for _ in range(round(5.0 / POLL_S)):
+            note_stolen(control, 0.3, POLL_S)
+            poll(control, 0.6)
+        assert control.guard_level == REFUGE
+        for _ in range(round(5.0 / POLL_S)):
+            note_stolen(control, 0.0, POLL_S)
+            poll(control, 0.0)
+        assert control.guard_level == 0
+    assert control.guard_back_off == 1.0
+
+
 # --- down -------------------------------------------------------------------------------------
 
 
@@ -272,6 +331,69 @@ def test_jobs_are_acquitted_once_they_have_been_paused_for_a_while() -> None:
     control.job_state[1] = PAUSED
     levels = list(polls(control, 1.0, TRIAL * control.interval_s + POLL_S))
     assert set(levels[:-2]) == {PAUSED_ALL} and levels[-1] == APART
+
+
+def hiccups(control: ControlState, every_s: float, seconds: float) -> Iterator[int]:
+    """The level at each poll of a time in which 20 ms are late now and then."""
+    for poll_number in range(round(seconds / POLL_S)):
+        poll(control, 0.8 if poll_number % round(every_s / POLL_S) == 0 else 0.0)
+        yield control.guard_level
+
+
+def test_hiccups_that_leave_half_of_the_budget_do_not_keep_it_up() -> None:
+    control = guarded()
+    control.guard_back_off = MOST_BACK_OFF
+    assert max(polls(control, 1.0, 1.0)) == PAUSED_ALL
+    *_, last = hiccups(control, 3.0, 8.0 * control.interval_s)
+    assert last == 0
+
+
+def test_a_level_that_changed_nothing_stands_for_a_rest_all_the_same() -> None:
+    """memcached has its refuge already, and less than half of the budget is gone."""
+    control = guarded()
+    control.desired_service = control.service = control.refuge
+    while control.guard_level < REFUGE:
+        poll(control, 0.8)
+    assert set(polls(control, 0.06, 0.9 * REST * control.interval_s)) == {REFUGE}
+
+
+def test_a_hiccup_acquits_nobody() -> None:
+    """It comes at the end of a trial in which the pause has helped."""
+    control = guarded()
+    control.guard_back_off = MOST_BACK_OFF
+    while control.guard_level < PAUSED_ALL:
+        poll(control, 1.0)
+    assert set(polls(control, 0.0, TRIAL * control.interval_s)) == {PAUSED_ALL}
+    assert set(polls(control, 1.0, 2 * POLL_S)) == {PAUSED_ALL}
+    assert control.guard_acquitted_s < 0.0
+
+
+def test_no_job_waits_for_longer_than_an_interval_until_the_machine_is_calm() -> None:
+    control = guarded()
+    control.guard_back_off = MOST_BACK_OFF
+    while control.guard_level < PAUSED_ALL:
+        poll(control, 1.0)
+    levels = list(hiccups(control, 2.0, 1.2 * control.interval_s))
+    assert (
+        levels[round(0.9 * control.interval_s / POLL_S)] == PAUSED_ALL and levels[-1] < PAUSED_ALL
+    )
+
+
+def test_jobs_that_the_policy_has_only_just_paused_are_tried_all_the_same() -> None:
+    control = guarded(SIBLINGLESS.with_changes(service={"overflow_cores": []}))
+    control.now_s += 60.0
+    control.desired_service, control.desired_state[:3] = control.refuge, [PAUSED] * 3
+    regulate_again(control)
+    control.job_state[:3] = control.state[:3]
+    while control.guard_level < PAUSED_ALL:
+        poll(control, 1.0)
+    assert set(polls(control, 1.0, 0.9 * TRIAL * control.interval_s)) == {PAUSED_ALL}
+
+
+def test_levels_that_leave_the_jobs_nothing_are_passed_at_once() -> None:
+    """So that the trial begins when the jobs stop."""
+    control = guarded(TWO_VCPUS)
+    assert set(polls(control, 1.0, 0.5)) == {0, REFUGE, PAUSED_ALL}
 
 
 def test_levels_that_leave_the_jobs_nothing_are_given_back_at_once() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,16 @@ def test_a_profile_may_be_a_file_beside_the_scenario(tmp_path: Path, scenario: S
     assert EpisodeFactory(moved).profile == EpisodeFactory(scenario).profile
 
 
+def test_jobs_that_no_profile_knows_load_where_they_are_to_be_measured(tmp_path: Path) -> None:
+    path = write(tmp_path, put_job(6, "name", "pack"))
+    assert load_scenario(path, unmeasured=True).job_names[6] == "pack"
+    with pytest.raises(InputError) as fault:
+        load_scenario(path)
+    said = str(fault.value)
+    assert "unknown job pack;" in said and "\n" not in said
+    assert f"python -m training.characterise --scenario {path} --out DIR measures it" in said
+
+
 # --- mistakes ---------------------------------------------------------------------------------
 
 MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
@@ -199,6 +213,22 @@ MISTAKES: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("choices that jump", put("service", "core_choices", [[0], [1]]),
      ("core_choices", "contain the one before")),
     ("not a number", put("service", "slo_us", "fast"), ("service.slo_us", "number")),
+    ("no member", put("service", "members", 0), ("service.members", "greater than or equal to 1")),
+    ("too many members", put("service", "members", 17), ("service.members", "equal to 16")),
+    ("replicas above members", put("service", "replicas", 2), ("service", "2 of 1 members")),
+    (
+        "nutcracker and replicas",
+        lambda c: c["service"].update(members=2, replicas=2, threads=3, proxy="nutcracker"),
+        ("replicas", "nutcracker keeps one"),
+    ),
+    (
+        "nutcracker and workers",
+        lambda c: c["service"].update(members=2, threads=4, proxy="nutcracker"),
+        ("threads", "nutcracker and each member have one"),
+    ),
+    ("nobody to replicate", lambda c: c["service"].update(members=2, replicas=2), ("proxy",)),
+    ("no such proxy", put("service", "proxy", "mcrouter"), ("service.proxy", "'memcached'")),
+    ("processes without a thread", lambda c: c["service"].update(members=3), ("2 in 3 proc",)),
     ("not a name", lambda c: c.update(name="../up"), ("name", "pattern")),
     ("field with a line break", put("load", "a\nb", 1), ("load.a", "interval_s")),
 ]  # fmt: skip
@@ -284,6 +314,11 @@ def test_names_and_paths_have_no_effect_on_the_terminal(
     assert shown.replace("\n", "").isprintable()
 
 
+def test_a_message_is_one_line_whatever_the_file_has_put_into_it() -> None:
+    hostile = "two\nlines\r\x1b[31m\x1c\u2028"
+    assert str(InputError(f"x.yaml: {hostile}")) == r"x.yaml: two\nlines\r\x1b[31m\x1c\u2028"
+
+
 def test_a_bug_is_not_taken_for_bad_input() -> None:
     with pytest.raises(ZeroDivisionError), exit_on_bad_input():
         _ = 1 / 0
@@ -298,6 +333,48 @@ def test_ctrl_c_ends_a_command_with_one_line_and_code_130(
         raise KeyboardInterrupt
     assert caught.value.code == 130
     assert capsys.readouterr().err == "coretide: stopped; the page is not written\n"
+
+
+def test_a_pipe_or_disk_that_is_not_stdout_is_not_taken_for_it() -> None:
+    """What has lost a process it talks to would end without a word."""
+    for number in (errno.EPIPE, errno.ENOSPC):
+        with pytest.raises(OSError, match="of ours"), exit_on_bad_input():
+            raise OSError(number, "of ours")
+
+
+ENDS = """
+from env.errors import exit_on_bad_input
+with exit_on_bad_input():
+    raise BrokenPipeError(32, "of ours")
+"""
+
+
+@pytest.mark.parametrize(("stdout", "code"), [("closed", 1), ("a pipe that nobody reads", 141)])
+def test_without_a_reader_a_command_ends_in_silence_and_without_stdout_it_does_not(
+    stdout: str, code: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh"] if stdout == "closed" else []
+    done = subprocess.run(
+        [*shell, sys.executable, "-c", ENDS], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.returncode == code and ("of ours" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(("raised", "code"), [("KeyboardInterrupt", 130), ("InputError('bad')", 2)])
+def test_what_ends_a_command_is_one_line_also_where_its_reader_ends_with_it(
+    raised: str, code: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    lines = f"from env.errors import *\nwith exit_on_bad_input():\n print(1)\n raise {raised}"
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", lines], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1
 
 
 def test_good_input_passes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,9 @@ import agents
 from agents.policy import Policy
 from deploy import assembly
 from deploy.jobs import containers
-from deploy.linux import sensors
+from deploy.linux import stats_connection
 from deploy.linux.cgroups import JobGroup
+from deploy.loop import dry_run
 from env.allocation import JobState
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy.py"
@@ -111,13 +112,13 @@ def sensors_return_garbage() -> None:
             return rng.choice([*words, b"\x00", text[:40], text]) if unwell() else text
 
     os.pread = pread
-    sensors.socket.socket = Connection  # type: ignore[misc]
+    stats_connection.socket.socket = Connection  # type: ignore[misc]
 
 
 def sensors_go_back() -> None:
     """memcached's clocks and counters jump back once, and go on from there."""
     read, begun_s = os.pread, time.monotonic()
-    number = sensors._number
+    number = stats_connection.number_in
 
     def pread(file: int, size: int, offset: int) -> bytes:
         text = read(file, size, offset)
@@ -131,7 +132,7 @@ def sensors_go_back() -> None:
         return number(answer, name) // (2 if late else 1)
 
     os.pread = pread
-    sensors._number = halved
+    stats_connection.number_in = halved
 
 
 def restoring_raises() -> None:
@@ -152,6 +153,10 @@ def docker_is_given_three_seconds() -> None:
     containers.CALL_LIMIT_S = 3
 
 
+def dry_run_is_short() -> None:
+    dry_run.LASTS_S = 2.0
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "policy-raises": lambda: policy_fault(raises),
     "policy-takes-5-s": lambda: policy_fault(takes_5_s),
@@ -161,6 +166,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sensors-go-back": sensors_go_back,
     "restoring-raises": restoring_raises,
     "docker-hangs": docker_is_given_three_seconds,
+    "dry-run-is-short": dry_run_is_short,
     "groups-cannot-be-made": groups_cannot_be_made,
 }
 

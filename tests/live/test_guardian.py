@@ -24,9 +24,9 @@ import pytest
 from deploy.assembly import begin_state, usable_hierarchy
 from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux import service_process
-from deploy.linux.cgroups import is_idle, job_groups_beside
+from deploy.linux.cgroups import find_groups, is_idle, job_groups_beside
 from deploy.linux.helpers import helper_command
-from deploy.records.state import STATE_FILE, JobRecord, ServiceRecord, State, StateFolder, claim
+from deploy.records.state import STATE_FILE, JobRecord, State, StateFolder, claim, service_record
 from deploy.safety import guardian
 from deploy.safety.restore import undo
 from deploy.settings import Settings
@@ -49,7 +49,7 @@ def guard(tmp_path):
         command = helper_command("deploy.safety.guardian")
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr))
         pipe = started[-1].stdin
-        os.write(pipe.fileno(), f"{folder.path / STATE_FILE}\n.".encode())
+        os.write(pipe.fileno(), f"{folder.path / STATE_FILE}\0.".encode())
         return started[-1]
 
     yield start
@@ -82,12 +82,12 @@ def wait_until(condition, limit_s):
         time.sleep(0.005)
 
 
-def pinned(server):
-    """The record of a memcached that a loop has moved."""
-    who = service_process.identify(server.pid)
-    had = service_process.affinities(server.pid)
-    service_process.pin(server.pid, (0,))
-    return ServiceRecord(who.pid, who.started, had, service_process.program(who.pid))
+def pinned(*servers):
+    """The records of memcacheds that a loop has moved."""
+    records = [service_record(service_process.identify(server.pid)) for server in servers]
+    for server in servers:
+        service_process.pin(server.pid, (0,))
+    return records
 
 
 def test_a_terminal_that_nobody_reads_does_not_keep_it_from_acting(guard, server, tmp_path):
@@ -151,7 +151,7 @@ def test_a_loop_that_is_back_is_left_the_rest(guard, tmp_path):
 
 
 def test_another_loop_that_has_taken_over_is_left_the_rest(guard, server, tmp_path):
-    service = replace(pinned(server), started=-1)  # memcached has been restarted since
+    service = [replace(record, started=-1) for record in pinned(server)]  # it was restarted since
     process = guard(state_of(tmp_path, "a", service=service))
     with claim():
         process.stdin.close()
@@ -202,7 +202,8 @@ def test_a_state_that_was_never_read_is_said_to_be_unknown(guard, tmp_path, monk
 
 
 def test_nothing_that_is_gone_is_said_to_be_restored(guard, server, tmp_path):
-    state = state_of(tmp_path, service=replace(pinned(server), started=-1), runtime="process")
+    service = [replace(record, started=-1) for record in pinned(server)]
+    state = state_of(tmp_path, service=service, runtime="process")
     gone = str(tmp_path / "nowhere" / "cpu.weight")
     state.jobs["a"] = JobRecord(1, opened=True, key="1-0", weight_file=gone)
     process = guard(state, subprocess.PIPE)
@@ -421,7 +422,7 @@ def processes_of(run):
 
 
 def groups_of(run):
-    return list(Path("/sys/fs/cgroup").rglob(f"coretide-{run.nonce}-*"))
+    return find_groups(Path("/sys/fs/cgroup"), f"coretide-{run.nonce}-")
 
 
 @pytest.fixture
@@ -490,6 +491,9 @@ def test_a_docker_that_does_not_answer_is_not_taken_for_one_without_containers(d
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "docker.sock"))
         silent.listen()
-        restoring = deploy("--restore", "--docker", f"unix://{tmp_path}/docker.sock")
+        restoring = deploy(
+            *("--restore", "--docker", f"unix://{tmp_path}/docker.sock"),
+            program=("-m", "tests.live.faults", "docker-hangs"),
+        )
         assert restoring.finish() == 1
         restoring.expect("containers cannot be looked for: Docker")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path, PurePosixPath
+from statistics import median
 
 import pytest
 
@@ -177,7 +178,7 @@ def test_the_check_names_the_mechanism_and_measures_that_memcached_need_not_wait
     _, job = beside
     settings = Settings(server.host, server.port, "process", None, False, tmp_path, tmp_path)
     before = os.sched_getaffinity(0)
-    found = check_finds(settings, identify(server.pid), job.hierarchy)
+    found = check_finds(settings, (identify(server.pid),), job.hierarchy)
     version = job.hierarchy.version
     said = found["background"].verdict, found["background"].found
     assert said == (check.OK, f"{IDLE_FILE} of control groups, version {version}")
@@ -189,16 +190,18 @@ def test_the_check_names_the_mechanism_and_measures_that_memcached_need_not_wait
     assert not list(job.weight_file.parent.parent.glob("coretide-check-*"))
 
 
+@pytest.mark.survival
 @needs_groups
 def test_background_work_adds_no_run_delay_where_equal_work_does(beside, server):
     _, job = beside
     pin(server.pid, (VCPU,))
     who, where = identify(server.pid), (server.host, server.port)
-    job.set_weight(Weight.BACKGROUND)
-    background = run_delay(who, where, job)
-    job.set_weight(Weight.NORMAL)
-    equal = run_delay(who, where, job)
-    assert background.beside - background.alone < 0.5 * (equal.beside - equal.alone)
+    added = {Weight.BACKGROUND: [], Weight.NORMAL: []}
+    for weight in 3 * tuple(added):  # in turns: others may disturb one of them
+        job.set_weight(weight)
+        found = run_delay(who, where, job)
+        added[weight].append(found.beside - found.alone)
+    assert median(added[Weight.BACKGROUND]) < 0.5 * median(added[Weight.NORMAL])
 
 
 def spinners():
@@ -216,7 +219,11 @@ def spinners():
 @needs_groups
 @pytest.mark.parametrize(
     ("number", "after_s"),
-    [(signal.SIGTERM, 0.0), (signal.SIGHUP, 0.3), (signal.SIGINT, 0.0), (signal.SIGKILL, 0.3)],
+    [
+        *((signal.SIGTERM, 0.0), (signal.SIGKILL, 0.3)),
+        pytest.param(signal.SIGHUP, 0.3, marks=pytest.mark.survival),
+        pytest.param(signal.SIGINT, 0.0, marks=pytest.mark.survival),
+    ],
 )
 def test_a_check_that_is_ended_leaves_nothing_running(
     deploy, server, scenario_file, number, after_s
@@ -241,21 +248,27 @@ def test_a_check_that_is_ended_leaves_nothing_running(
     assert affinities(server.pid) == before
 
 
+def await_ratios(least, most, *processes):
+    """Wait until CPU time and run delay of the second over those of the first are within limits."""
+    give_up_s = time.monotonic() + 10.0 * PATIENCE
+    while True:
+        first, second = over(2.0, *processes)
+        ratios = [b / max(a, 1e-9) for a, b in zip(first, second, strict=True)]
+        if all(low < each < high for low, each, high in zip(least, ratios, most, strict=True)):
+            return
+        assert time.monotonic() < give_up_s, ratios
+
+
 @needs_groups
 def test_who_waits_for_a_shared_vcpu_is_the_background_job(beside):
     own, job = beside
     service, batch = spinner(own), spinner(job)
     try:
         job.set_weight(Weight.BACKGROUND)
-        time.sleep(0.2)
-        (service_s, service_delay_s), (batch_s, batch_delay_s) = over(2.0, service, batch)
-        assert batch_s < 0.1 * service_s
-        assert service_delay_s < 0.1 * batch_delay_s
+        await_ratios((0.0, 10.0), (0.1, float("inf")), service, batch)
         job.set_weight(Weight.NORMAL)
-        time.sleep(2.0)  # before Linux 6.6 it first pays for its time in the background
-        (service_s, service_delay_s), (batch_s, batch_delay_s) = over(2.0, service, batch)
-        assert 0.7 < batch_s / service_s < 1.4
-        assert 0.7 < batch_delay_s / service_delay_s < 1.4
+        # Before Linux 6.6 it first pays for its time in the background.
+        await_ratios((0.7, 0.7), (1.4, 1.4), service, batch)
     finally:
         for process in (service, batch):
             process.kill()
@@ -274,9 +287,9 @@ def test_vcpus_and_quota_written_to_a_group_hold_for_its_processes(beside):
             assert placement.cores() == cores
             assert os.sched_getaffinity(batch.pid) <= set(cores)
         used_s = job.cpu_s()
-        placement.set_quota(0.2)
+        placement.set_quota(0.1)
         ((limited_s, _),) = over(2.0, batch)
-        assert limited_s < 2.0 * 0.4, version
+        assert limited_s < 2.0 * 0.2, version
         assert 0.0 < job.cpu_s() - used_s < 2.0
         placement.set_quota(None)
         ((free_s, _),) = over(2.0, batch)
@@ -426,7 +439,7 @@ def test_jobs_of_a_memcached_in_the_root_group_get_groups_of_their_own_below_it(
     hierarchy, root = usable_hierarchy(), PurePosixPath("/")
     join(JobGroup(hierarchy, root, 0), server.pid)
     endless = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
-    scenario = scenario_file(dedup=endless, radix=endless)
+    scenario = scenario_file(sharing=False, dedup=endless, radix=endless)
     run = deploy(
         *("--policy", str(groups_file), "--scenario", str(scenario)),
         *("--runtime", runtime, "--docker", docker_daemon.url),

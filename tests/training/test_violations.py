@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.stats import t as student_t
 
 from env.simulator.profile import Scatter
 from training.violations import drawn_violations, fit_scatter, violation_probability
@@ -16,8 +15,13 @@ def test_a_higher_p95_violates_more_probably():
     assert (np.diff(probability) > 0.0).all()
     assert probability[0] < 1e-3 and probability[-1] > 0.99
     assert probability[4] == pytest.approx(0.5)
-    above = (np.log(600.0 / 800.0) - 0.2) / 0.1
-    assert probability[2] == pytest.approx(student_t.cdf(above, 2))
+
+
+def test_p95_far_below_the_slo_scatter_less():
+    """As many times the SLO away, the one that scatters more violates more probably."""
+    far, near = violation_probability(np.array([200.0, 400.0]), 800.0, SCATTER)
+    twice = violation_probability(np.array([400.0]), 1600.0, SCATTER)
+    assert far == pytest.approx(twice[0]) and near > 5.0 * far
 
 
 def test_a_probability_is_the_mean_over_draws():

@@ -58,7 +58,8 @@ def average(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
             row[name] = mean
             row[f"{name}_ci"] = np.nan if half is None else half
         rows.append(row)
-    return pd.DataFrame(rows)
+    known = [column for name in present for column in (name, f"{name}_ci")]
+    return pd.DataFrame(rows, columns=[*by, "n", *known])
 
 
 def trusted(table: pd.DataFrame, by: Sequence[str], least: int = 1) -> pd.DataFrame:

@@ -11,6 +11,7 @@ Performance Analysis (1991), chapters 17 and 18.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from scipy import stats
 
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser
+from env.inputs.text_files import MOST_RECORD_BYTES, read_expanded
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -224,6 +226,26 @@ def from_table(table: pd.DataFrame, factors: Sequence[str], response: str) -> Fl
     return np.array([group[:r] for group in groups], dtype=np.float64)
 
 
+def analyse_file(
+    path: Path, factors: Sequence[str], response: str, multiplicative: bool = False
+) -> Factorial:
+    """
+    The effects in a table of a file.
+
+    :param path: a CSV file, see `from_table`
+    :param factors: names of its columns
+    :param response: name of its column
+    :param multiplicative: whether to analyse logarithms
+    :raises InputError: one line that names the file and what is wrong with it
+    """
+    content = read_expanded(path, "a table", MOST_RECORD_BYTES)
+    try:
+        responses = from_table(pd.read_csv(io.BytesIO(content)), factors, response)
+        return analyse(factors, responses, multiplicative=multiplicative)
+    except (ValueError, OverflowError) as error:  # one for a number that no float can hold
+        raise InputError(f"{path}: {error}") from error
+
+
 def table_of(result: Factorial) -> Table:
     """
     The effects with intervals and shares, for the terminal.
@@ -266,11 +288,7 @@ def main() -> None:
     given = parser().parse_args()
     with exit_on_bad_input():
         factors = [name for name in given.factors.split(",") if name]
-        try:
-            responses = from_table(pd.read_csv(given.csv), factors, given.response)
-            result = analyse(factors, responses, multiplicative=given.multiplicative)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{given.csv}: {error}") from error
+        result = analyse_file(given.csv, factors, given.response, given.multiplicative)
     console = Console(soft_wrap=True)
     console.print(table_of(result))
     for line in result.checks():

@@ -52,22 +52,17 @@ def knees(points: pd.DataFrame, slo_us: float) -> pd.DataFrame:
     :param points: what `curves` made
     :param slo_us: the objective [µs]
     """
+    found = ("calm_p95_us", "knee_qps", "saturation_qps", "within_slo_qps")
     rows = []
     for key, curve in points.groupby(list(CURVE), sort=True):
         qps, p95 = curve["achieved_qps"].to_numpy(), curve["p95_us"].to_numpy()
         target = curve["target_qps"].to_numpy()
         if len(curve) < 4:
             continue
-        rows.append(
-            dict(zip(CURVE, key, strict=True))
-            | {
-                "calm_p95_us": float(np.interp(0.25 * target[-1], target, p95)),
-                "knee_qps": knee_qps(target, p95),
-                "saturation_qps": saturation_qps(target, qps),
-                "within_slo_qps": slo_qps(target, p95, slo_us),
-            }
-        )
-    return pd.DataFrame(rows)
+        calm = float(np.interp(0.25 * target[-1], target, p95))
+        knee, within = knee_qps(target, p95), slo_qps(target, p95, slo_us)
+        rows.append((*key, calm, knee, saturation_qps(target, qps), within))
+    return pd.DataFrame(rows, columns=[*CURVE, *found])
 
 
 def breaches(points: pd.DataFrame, loads: Sequence[float], slo_us: float) -> pd.DataFrame:
@@ -75,7 +70,7 @@ def breaches(points: pd.DataFrame, loads: Sequence[float], slo_us: float) -> pd.
     Which sources of interference break the SLO at given loads.
 
     :param points: what `curves` made
-    :param loads: targets that were measured
+    :param loads: targets that were measured [requests/s]
     :param slo_us: the objective [µs]
     :return: per curve and load: p95_us, p95_us_ci, served (whether the load was), breaks
     """
@@ -86,22 +81,20 @@ def breaches(points: pd.DataFrame, loads: Sequence[float], slo_us: float) -> pd.
     return chosen[columns].reset_index(drop=True)
 
 
-def normalised(jobs: pd.DataFrame, least: int = 1) -> pd.DataFrame:
+def normalised(jobs: pd.DataFrame) -> pd.DataFrame:
     """
     Run time beside each source over the run time alone: medians over sources of data.
 
     Only runs with the same thread count are compared; sources without a baseline are left out.
 
     :param jobs: the table of this module
-    :param least: how many data sources a figure takes at least
     :return: one row a job, one column a source of interference
     """
     times = jobs.groupby(["source", "job", "threads", "beside"])["real_s"].median().unstack()
     if ALONE not in times.columns:
         return pd.DataFrame()
     ratios = times.div(times[ALONE], axis=0).drop(columns=ALONE).dropna(how="all")
-    by_job = ratios.groupby("job")
-    return by_job.median()[by_job.count() >= least].dropna(how="all")
+    return ratios.groupby("job").median().dropna(how="all")
 
 
 def job_times(jobs: pd.DataFrame) -> pd.DataFrame:

@@ -53,7 +53,7 @@ def erlang_c(load: float, servers: int) -> float:
     """
     Probability that an arrival at M/M/m finds every server busy (Erlang's C formula).
 
-    :param load: arrival rate x service time, under `servers`
+    :param load: arrival rate x service time [erlang], under `servers`
     :param servers: number of servers m
     """
     blocking = 1.0  # Erlang's B formula, by its recursion over servers

@@ -150,7 +150,8 @@ def plot_latency(
     first.legend(fontsize="small", ncols=2)
     low, high = int(points["n"].min()), int(points["n"].max())
     runs = f"{low}" if low == high else f"{low} to {high}"
-    figure.suptitle(f"{title}\nmeans of {runs} runs, 95 % intervals; dashed: {slo_us:g} us")
+    shown = "one run each" if high == 1 else f"means of {runs} runs, 95 % intervals"
+    figure.suptitle(f"{title}\n{shown}; dashed: {slo_us:g} us")
     figure.savefig(path, dpi=110)
 
 
@@ -183,10 +184,12 @@ def _plot_panel(axes: Axes, points: pd.DataFrame, by: str, panel: Panel) -> None
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis whose ticks are plain numbers."""
+    """A logarithmic y axis whose ticks are plain numbers, of the minor ones the 2 and the 5."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+    )
     axes.tick_params(axis="y", which="minor", labelsize=7)
 
 

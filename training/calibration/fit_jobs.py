@@ -32,7 +32,7 @@ from env.physics.compiled import allocating
 from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, WORK_S, job_speeds
 from env.physics.parameters import HOST_FIELDS
 from training.calibration.job_states import States
-from training.calibration.logs.course import BATCH_SIBLINGS, JOBS
+from training.calibration.logs.course import JOBS
 from training.calibration.logs.tables import Remark, numeric, read_table, without
 from training.calibration.priors import (
     FIXED,
@@ -47,6 +47,7 @@ from training.calibration.priors import (
     VM_SD,
     Prior,
 )
+from training.calibration.service_problem import soft_l1
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -115,7 +116,7 @@ def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
 
     :param states: which jobs ran together, and for how long
     :param params: float64[J, len(JOB_FIELDS)] in the order of `JOBS`
-    :param host: host parameters in the order of `HOST_FIELDS`
+    :param host: float64[len(HOST_FIELDS)], the host parameters in that order
     """
     speeds = np.empty(len(states.measured_s))
     _mean_speeds(
@@ -123,7 +124,7 @@ def predict(states: States, params: FloatArray, host: FloatArray) -> FloatArray:
         states.threads,
         states.cores,
         states.weight,
-        BATCH_SIBLINGS,
+        states.sibling,
         states.occupancy,
         states.state,
         states.sample,
@@ -237,6 +238,7 @@ def fit_jobs(
     scaling: Scaling,
     start: JobFit | None = None,
     group_weights: Mapping[str, float] | None = None,
+    host_priors: Mapping[str, Prior] = HOST_PRIORS,
 ) -> JobFit:
     """
     Fit all parameters to states and scaling tables.
@@ -245,8 +247,9 @@ def fit_jobs(
     :param scaling: run times alone, by thread count
     :param start: the fit to begin at; a bootstrap sample begins at the full fit
     :param group_weights: weight of each group's squared residuals, 1 if not given
+    :param host_priors: of the host's parameters
     """
-    names, priors = _free_parameters(scaling)
+    names, priors = _free_parameters(scaling, host_priors)
     medians = np.log([prior.median for prior in priors])
     sds = np.array([prior.sd for prior in priors])
     low = np.log([prior.low for prior in priors])
@@ -277,8 +280,8 @@ def fit_jobs(
         prior = (x[: len(names)] - medians) / sds
         return np.concatenate(
             [
-                _soft(logged * weight),
-                _soft(alone / SCALING_SD),
+                soft_l1(logged * weight),
+                soft_l1(alone / SCALING_SD),
                 prior,
                 vm / VM_SD,
                 [machine / MACHINE_SD],
@@ -290,6 +293,7 @@ def fit_jobs(
     top = np.concatenate([high, np.full(n_extra, 1.0)])
     found = least_squares(residuals, x0, bounds=(free, top), x_scale="jac", max_nfev=500)
     params, host = _unpack(names, found.x)
+    of_host = dict(zip(HOST_FIELDS, host.tolist(), strict=True))
     margin = 1e-3
     stuck = tuple(
         ".".join(name)
@@ -299,7 +303,7 @@ def fit_jobs(
     vm = np.exp(found.x[len(names) : len(names) + n_groups])
     return JobFit(
         params,
-        {field: float(host[HOST_FIELDS.index(field)]) for field in HOST_PRIORS},
+        {field: of_host[field] for field in HOST_PRIORS},
         dict(zip(states.groups, vm.tolist(), strict=True)),
         bool(found.status > 0),
         stuck,
@@ -321,7 +325,7 @@ def job_spreads(
     :param fit: the full fit to them
     :return: float64[J, len(JOB_FIELDS)], and the host's parameters by name
     """
-    names, _ = _free_parameters(scaling)
+    names, _ = _free_parameters(scaling, HOST_PRIORS)
     rng = np.random.default_rng(2025)
     draws = []
     for _ in range(BOOTSTRAPS):
@@ -347,13 +351,9 @@ def _standard_errors(jacobian: FloatArray) -> FloatArray:
     return result
 
 
-def _soft(z: FloatArray) -> FloatArray:
-    """Residuals whose squares add up to the soft-L1 loss."""
-    result: FloatArray = np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0))
-    return result
-
-
-def _free_parameters(scaling: Scaling) -> tuple[list[tuple[str, str]], list[Prior]]:
+def _free_parameters(
+    scaling: Scaling, host_priors: Mapping[str, Prior]
+) -> tuple[list[tuple[str, str]], list[Prior]]:
     names: list[tuple[str, str]] = []
     priors = []
     for number, job in enumerate(JOBS):
@@ -366,7 +366,7 @@ def _free_parameters(scaling: Scaling) -> tuple[list[tuple[str, str]], list[Prio
                 priors.append(Prior(float(alone[0]), 0.5, 1.0, 5000.0))
             else:
                 priors.append(OWN_JOB_PRIORS.get((job, field), JOB_PRIORS[field]))
-    for field, prior in HOST_PRIORS.items():
+    for field, prior in host_priors.items():
         names.append(("host", field))
         priors.append(prior)
     return names, priors
@@ -374,15 +374,15 @@ def _free_parameters(scaling: Scaling) -> tuple[list[tuple[str, str]], list[Prio
 
 def _unpack(names: Sequence[tuple[str, str]], x: FloatArray) -> tuple[FloatArray, FloatArray]:
     params = np.ones((len(JOBS), len(JOB_FIELDS)))
-    host = host_parameters({})
+    of_host: dict[str, float] = {}
     for (job, field), value in FIXED.items():
         params[JOBS.index(job), JOB_FIELDS.index(field)] = value
     for (owner, field), value in zip(names, np.exp(x[: len(names)]), strict=True):
         if owner == "host":
-            host[HOST_FIELDS.index(field)] = value
+            of_host[field] = value
         else:
             params[JOBS.index(owner), JOB_FIELDS.index(field)] = value
-    return params, host
+    return params, host_parameters(of_host)
 
 
 def _value(fit: JobFit, name: tuple[str, str]) -> float:

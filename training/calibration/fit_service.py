@@ -155,7 +155,8 @@ def check(problem: Problem, x: FloatArray) -> None:
     Refuse a fit that did not converge or that ended on a bound.
 
     :param problem: what was solved
-    :param x: its solution; parameters whose spread is stated may be held by their bounds
+    :param x: its solution, a number for each parameter; those whose spread is stated may be held by
+        their bounds
     :raises InputError: if it cannot be trusted
     """
     if not problem.converged:

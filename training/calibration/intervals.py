@@ -59,6 +59,7 @@ class Intervals:
     equal: FloatArray
     pressure: FloatArray
     siblings: IntArray = field(default_factory=lambda: SIBLINGS)
+    client: FloatArray | None = None  # of the states: share of the last vCPU that the load takes
 
     def group(self) -> npt.NDArray[np.str_]:
         """Group of each interval."""
@@ -68,7 +69,7 @@ class Intervals:
         """
         Some of the intervals, with the VMs numbered anew.
 
-        :param rows: the intervals to keep
+        :param rows: the intervals to keep, by number or one truth value each
         :param vms: the VMs to keep, in their new order
         """
         lengths = self.first[rows + 1] - self.first[rows]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from env.codes import BACKGROUND, NORMAL
 from env.physics.service import service_occupancy
-from training.calibration.logs.course import JOBS, SIBLINGS, VCPUS
+from training.calibration.logs.course import BATCH_SIBLINGS, JOBS, SIBLINGS, VCPUS
 from training.calibration.logs.traces import RunningJob, RunTrace, between, stretches
 
 FloatArray = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ class States:
 
     State `s` has `running[s]`, `threads[s]`, `cores[s]` (by job) and the mean occupancy of
     each vCPU by memcached. Sample `sample[k]` (one job of one run) spent `seconds[k]` in state
-    `state[k]`, under a CPU quota of `quota[k]` vCPUs.
+    `state[k]`, under a CPU quota of `quota[k]` vCPUs. `sibling[c]` shares a core with vCPU `c`.
     """
 
     running: npt.NDArray[np.uint8]
@@ -47,14 +47,18 @@ class States:
     run: IntArray  # by sample
     measured_s: FloatArray  # by sample
     groups: tuple[str, ...]
+    sibling: IntArray
 
 
-def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
+def build_states(
+    runs: Sequence[RunTrace], occupancy_of: Occupancy, sibling: IntArray = BATCH_SIBLINGS
+) -> States:
     """
     Cut runs into states.
 
     :param runs: logged runs
     :param occupancy_of: how busy memcached is
+    :param sibling: int64[VCPUS], the vCPU that shares a core with each one for batch work, or -1
     """
     groups = tuple(dict.fromkeys(run.group for run in runs))
     running: list[npt.NDArray[np.uint8]] = []
@@ -120,6 +124,7 @@ def build_states(runs: Sequence[RunTrace], occupancy_of: Occupancy) -> States:
         np.array(run_of, np.int64),
         np.array(measured, np.float64),
         groups,
+        sibling,
     )
 
 

@@ -51,6 +51,36 @@ SPEED_SD_ELSE = 0.17
 IDLE_SD = 0.20
 """Prior for ln(idle latency) between VMs."""
 
+
+class Trait(NamedTuple):
+    """
+    How far ln of a factor on one of memcached's parameters differs.
+
+    :param vm_sd: standard deviation between VMs of one kind
+    :param run_sd: standard deviation between runs of one VM
+    """
+
+    vm_sd: float
+    run_sd: float
+
+
+VM_TRAITS = {
+    "vm_speed": Trait(0.05, 0.04),
+    "idle_us": Trait(0.35, 0.12),
+    "smt": Trait(0.04, 0.03),
+    "equal_exponent": Trait(0.5, 0.1),
+}
+"""
+What a VM has of its own: one vCPU's capacity, idle latency, what a second vCPU adds, and how late
+the wait beside equal-weight work sets in.
+
+Between VMs: spreads of the scanned ones, for the last its prior. Between runs: runs of one group
+and day, each fitted alone, have 0.05 and 0.03 (2025 and 2024), 0.07 and 0.17, 0.035 and 0.015, 0.1.
+"""
+
+TYPE_GAP = 0.2
+"""In ln(speed) between two kinds of VM: scanned VMs of 2025 are at 0.7 or at 1.04 to 1.11."""
+
 _SCANS = "latency_curves (scans)"
 _RUNS = "intervals and events (runs)"
 _PART_1 = "memcached_interference (Part 1): equal weight on memcached's only vCPU"
@@ -106,6 +136,9 @@ SCALING_SD = 0.10
 
 VM_SD = 0.05
 """Of ln(speed) between the VMs of two groups."""
+
+JOB_TRAIT_SD = 0.12
+"""The same from job to job: caches, memory, and how a group starts a job and sees its end."""
 
 MACHINE_SD = 0.30
 """Of ln(speed) between the scaling tables' machine and the VM."""

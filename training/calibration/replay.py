@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING
+from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING, STEAL
+from env.physics.backlog import served_qps
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.simulator.hiccups import note_rates, offer, turn_hiccup
 from env.simulator.host import HostFields, host_dtype
 from env.simulator.kernel import all_done, end_interval, finish_jobs, interval_p95
 from env.simulator.rates import SOON_S, elapse, next_event, refresh
@@ -36,7 +38,7 @@ from training.calibration.logs.traces import RunTrace
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-CLOSE, LOAD, SERVICE, CORES, STATE, END, WEIGHT, QUOTA, FAIL = range(9)
+CLOSE, LOAD, SERVICE, CORES, STATE, END, WEIGHT, QUOTA, FAIL, STOLEN = range(10)
 """Kinds of events; an interval closes before the load of the next one arrives."""
 
 EVENT = np.dtype([("time_s", "f8"), ("kind", "i8"), ("job", "i8"), ("value", "f8")])
@@ -196,9 +198,13 @@ def play(hosts, events, predecessor, gap_s, closed, run_s, p95_us):
                 interval += 1
             elif happens.kind == END:
                 _end_by_log(h, happens.job, run_s)
+            elif happens.kind == STOLEN:
+                begin_steal(h, happens.value)
             else:
                 _put_in_force(h, happens.kind, happens.job, happens.value)
             event += 1
+        if h.hiccup_turns_s <= h.now_s + SOON_S:
+            turn_hiccup(h)
         _start_jobs(h)
         if event == events.shape[0]:
             _resume_all(h)
@@ -213,11 +219,27 @@ def play(hosts, events, predecessor, gap_s, closed, run_s, p95_us):
             _follow_up(h, predecessor, gap_s, closed, run_s)
 
 
+@compiled
+def begin_steal(h, length_s):
+    """
+    The hypervisor takes all vCPUs away; whoever calls this refreshes the rates.
+
+    :param h: host row, which plans no steals itself
+    :param length_s: for how long, from now on [s]
+    """
+    if h.hiccup:  # one at a time
+        return
+    note_rates(h, served_qps(h.backlog, h.load_qps, h.capacity_qps))
+    h.hiccup, h.hiccup_s = STEAL, length_s
+    h.hiccup_turns_s = h.now_s + length_s
+    h.due_since_s = h.now_s
+
+
 @inlined
 def _put_in_force(h, kind, job, value):
     """Load, vCPUs and states are what the log says, from now on."""
     if kind == LOAD:
-        h.load_qps = value
+        offer(h, value)
     elif kind == SERVICE:
         h.true_service = int(value)
     elif kind == STATE:

@@ -13,7 +13,16 @@ from env.errors import InputError
 from training.analysis.curves import saturation_qps
 from training.calibration.logs.course import SIBLINGS
 from training.calibration.logs.known_faults import known_faults
-from training.calibration.logs.tables import Remark, numeric, p95_faults, read_table, without
+from training.calibration.logs.tables import (
+    NAMELESS,
+    Remark,
+    nameless,
+    numbers,
+    numeric,
+    p95_faults,
+    read_table,
+    without,
+)
 from training.calibration.priors import IDLE_SD, SPEED_SD, SPEED_SD_ELSE
 
 FloatArray = npt.NDArray[np.float64]
@@ -75,12 +84,13 @@ def read_points(folder: Path, year: int, remarks: list[Remark]) -> pd.DataFrame:
     """
     table = read_table(folder, "latency_curves")
     # Scans without a year are Soufiane-Barrada's one-thread scans of 2025.
-    table = table[table["year"].fillna(2025) == year]
+    table = table[numbers(table["year"]).fillna(2025) == year]
     if table.empty:
         raise InputError(f"{folder}: latency_curves: no scans of {year}")
     columns = ("threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us")
     table = numeric(table, "latency_curves", columns, remarks, "path")
-    table = without(table, "latency_curves", p95_faults(table["p95_us"]), remarks, "path")
+    faults = ((nameless(table), NAMELESS), *p95_faults(table["p95_us"]))
+    table = without(table, "latency_curves", faults, remarks, "path")
     if table.empty:
         raise InputError(f"{folder}: no usable scans of {year}: {remarks[-1]}")
     return table
@@ -140,6 +150,7 @@ def cpu_limit(folder: Path, year: int) -> float:
     """
     table = read_points(folder, year, [])
     table = table[(table["threads"] == 2) & (table["cores"] <= 2)]
+    table = table.assign(cpu_util_pct=numbers(table["cpu_util_pct"]))
     uses = []
     for _, scan in table.groupby(["repo", "path", "rep"], sort=True):
         full = scan["target_qps"] > 1.05 * scan["achieved_qps"].max()

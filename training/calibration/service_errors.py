@@ -99,7 +99,7 @@ def in_sample_errors(problem: Problem, x: FloatArray) -> dict[str, float]:
     Errors on the data of the fit itself, with its VM factors.
 
     :param problem: the problem that was solved
-    :param x: its solution, in the order of `UnknownParts`
+    :param x: float64[n], its solution in the order of `UnknownParts`
     """
     intervals = problem.intervals
     p95 = problem.interval_prediction(x)
@@ -122,7 +122,7 @@ def predict_new_runs(
     :param intervals: intervals of runs
     :param params: parameters of the physics, fitted without these runs' group
     :param speed_sd: prior for ln(speed)
-    :param rows: the intervals to predict
+    :param rows: numbers of the intervals to predict
     """
     p95 = np.full(len(intervals.qps), np.nan)
     for run in np.unique(intervals.run[rows]):

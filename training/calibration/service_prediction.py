@@ -75,6 +75,7 @@ def predict_intervals(
         intervals.background,
         intervals.equal,
         intervals.pressure,
+        np.zeros(len(intervals.mask)) if intervals.client is None else intervals.client,
         intervals.siblings,
         speed,
         idle,
@@ -128,6 +129,7 @@ def _interval_p95(
     background,
     equal,
     pressure,
+    client,
     siblings,
     speed,
     idle,
@@ -149,7 +151,15 @@ def _interval_p95(
         n = 0
         for k in range(first[i], first[i + 1]):
             latency, capacity, _, shape = service_state(
-                qps[i], threads[k], mask[k], siblings, background[k], equal[k], pressure[k], params
+                qps[i],
+                threads[k],
+                mask[k],
+                siblings,
+                background[k],
+                equal[k],
+                pressure[k],
+                params,
+                client[k],
             )
             # Requests that waited at the client are served first: at capacity, at the plateau.
             drain = time_to_drain(backlog, qps[i], capacity)
@@ -165,6 +175,7 @@ def _interval_p95(
                     equal[k],
                     pressure[k],
                     params,
+                    client[k],
                 )
                 n += 1
             rest = duration[k] - behind

@@ -132,7 +132,7 @@ class Problem:
         """
         Predicted p95 and capacity of the scans' points.
 
-        :param x: the unknowns, in the order of `UnknownParts`
+        :param x: float64[n], the unknowns in the order of `UnknownParts`
         :return: p95 [us] and capacity [1/s], float64[n] each
         """
         return predict_scans(
@@ -146,7 +146,7 @@ class Problem:
         """
         Predicted p95 of the intervals.
 
-        :param x: the unknowns, in the order of `UnknownParts`
+        :param x: float64[n], the unknowns in the order of `UnknownParts`
         :return: p95 [us], float64[n]
         """
         return predict_intervals(
@@ -160,7 +160,7 @@ class Problem:
         """
         Weighted logarithmic errors, then the priors.
 
-        :param x: the unknowns, in the order of `UnknownParts`
+        :param x: float64[n], the unknowns in the order of `UnknownParts`
         """
         p95, capacity = self.scan_prediction(x)
         return np.concatenate(
@@ -180,7 +180,7 @@ class Problem:
         """
         Forward differences; one evaluation per parameter and per kind of factor.
 
-        :param x: the unknowns, in the order of `UnknownParts`
+        :param x: float64[n], the unknowns in the order of `UnknownParts`
         :return: float64[n_residuals, n_unknowns]
         """
         base = self.residuals(x)
@@ -214,7 +214,7 @@ class Problem:
         """
         What the fit minimises.
 
-        :param x: the unknowns, in the order of `UnknownParts`
+        :param x: float64[n], the unknowns in the order of `UnknownParts`
         """
         return float(np.sum(np.sqrt(1.0 + self.residuals(x) ** 2) - 1.0))
 
@@ -267,7 +267,7 @@ class Problem:
         """
         Standard deviation of the parameters' logarithms, from the curvature at the solution.
 
-        :param x: the solution, in the order of `UnknownParts`
+        :param x: float64[n], the solution in the order of `UnknownParts`
         """
         jacobian = self.jacobian(x)
         covariance = np.linalg.pinv(jacobian.T @ jacobian)
@@ -278,12 +278,22 @@ def params_of(x: FloatArray) -> FloatArray:
     """
     The physics' parameters from the unknowns of a `Problem`.
 
-    :param x: the unknowns, in the order of `UnknownParts`
+    :param x: float64[n], the unknowns in the order of `UnknownParts`
     :return: float64[len(SERVICE_FIELDS)]
     """
     params = np.ones(len(SERVICE_FIELDS))
     params[_FREE_INDEX] = np.exp(x[: len(FREE)])
     return params
+
+
+def soft_l1(z: FloatArray) -> FloatArray:
+    """
+    Residuals whose squares add up to the soft-L1 loss.
+
+    :param z: residuals in standard deviations, one each
+    """
+    result: FloatArray = np.sign(z) * np.sqrt(2.0 * (np.sqrt(1.0 + z * z) - 1.0))
+    return result
 
 
 def fit_vm(

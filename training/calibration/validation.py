@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_folder, require_writable
+from env.inputs.commandline import OneLineParser, require_folder, require_writable, write_json
 from env.simulator.profile import Profile, Scatter, load_profile
 from training.calibration.logs.course import DEFAULT_SLO_US, JOBS, SLO_US
 from training.calibration.logs.run_logs import read_runs
@@ -24,12 +24,11 @@ from training.calibration.logs.traces import RunTrace
 from training.calibration.replay import Replay, replay
 from training.calibration.run_parameters import (
     KnownVms,
-    left_out_physics,
-    profile_physics,
+    left_out_fit,
+    profile_fit,
     scatter_of,
 )
 from training.calibration.scores import Tally, intervals_of, scatter_around
-from training.outputs import write_json
 
 
 def validate(
@@ -59,30 +58,29 @@ def validate(
     if not tables.runs:
         raise InputError(f"{data}: no usable runs for profile {profile.name}")
     slo_us = SLO_US.get(profile.years[0] if profile.years else 0, DEFAULT_SLO_US)
-    vms = KnownVms(tables.runs, slo_us, profile.vm_speed.spread)
+    vms = KnownVms(tables.runs, slo_us, profile_fit(profile))
     tally = Tally(slo_us)
     overlays: dict[str, tuple[RunTrace, Replay]] = {}
-    physics, scatter = profile_physics(profile), profile.scatter
+    scatter = profile.scatter
     scatters: dict[str, Scatter] = {}
     for group in dict.fromkeys(run.group for run in tables.runs):
         if cross_validate:
-            physics = left_out_physics(data, profile, tables.runs, group)
+            fit = left_out_fit(data, profile, tables.runs, group)
+            vms = KnownVms(tables.runs, slo_us, fit)
             others = [run for run in tables.runs if run.group != group]
-            scatter = scatter_of(others, physics, vms, slo_us)
+            if any(run.moves_logged for run in tables.runs if run.group == group):
+                scatter = scatter_of(others, vms, slo_us)
             console.print(f"refitted without {group}", markup=False, highlight=False)
         if scatter is not None:
             scatters[group] = scatter
         for run in tables.runs:
             if run.group != group:
                 continue
-            own = vms.on_vm(physics, run)
+            own = vms.on_vm(run)
             opened = replay(run, own, closed=False)
-            tally.add(
-                run,
-                intervals_of(run, opened, vms.drawn_p95(physics, run)),
-                opened,
-                replay(run, own, closed=True),
-            )
+            drawn_us = vms.drawn_p95(run) if run.moves_logged else opened.p95_us[None]
+            compared = intervals_of(run, opened, drawn_us)
+            tally.add(run, compared, opened, replay(run, own, closed=True))
             overlays.setdefault(group, (run, opened))
     report = tally.report(profile.name, scatters)
     scatter = scatter_around(tally.intervals, slo_us)
@@ -138,9 +136,21 @@ def shown(report: Mapping[str, Any]) -> Iterator[str]:
 
     :param report: what `validate` made
     """
-    violations = dict(report["violations"])
-    groups, curve = violations.pop("groups"), violations.pop("curve")
-    for what in ("job_duration", "makespan", "p95"):
+    jobs, violations = dict(report["job_duration"]), dict(report["violations"])
+    kinds, curve = jobs.pop("kinds"), violations.pop("curve")
+    missing = violations.pop("auc_missing")
+    parts = {
+        "without suspicious runs": violations.pop("without_suspicious"),
+        **violations.pop("groups"),
+        **_by_load(violations.pop("loads")),
+    }
+    repeated = dict(report["repetition"])
+    told = dict(repeated.pop("violations"))
+    told_groups = told.pop("groups")
+    yield f"job_duration: {jobs}"
+    for kind, errors in kinds.items():
+        yield f"job_duration, {kind}: {errors}"
+    for what in ("makespan", "p95"):
         yield f"{what}: {report[what]}"
     yield f"violations: {violations}"
     for point in curve or ():
@@ -148,10 +158,25 @@ def shown(report: Mapping[str, Any]) -> Iterator[str]:
             f"probability {point['from']:g} to {point['to']:g}: {point['intervals']} intervals, "
             f"{point['expected']} expected to violate, {point['measured']} measured"
         )
-    for group, scores in groups.items():
-        told = {name: score for name, score in scores.items() if name != "curve"}
-        yield f"violations, {group}: {told}"
+    for part, scores in parts.items():
+        own = {name: score for name, score in scores.items() if name != "curve"}
+        yield f"violations, {part}: {own}"
+    for part, lack in (missing or {}).items():
+        yield f"lacking to an AUC of 1, {part}: {lack}"
+    yield f"repetition: {repeated}"
+    for part, scores in {"all": told, **told_groups}.items():
+        yield f"repetition, violations, {part}: {scores}"
     yield f"scatter: {report['scatter']}"
+
+
+def _by_load(loads: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Scores of violations by the range of their load."""
+    named = {}
+    for scores in loads:
+        own = dict(scores)
+        low, high = own.pop("from_qps"), own.pop("to_qps")
+        named[f"from {low:,.0f} requests/s" + (f" to {high:,.0f}" if high else "")] = own
+    return named
 
 
 def parser() -> OneLineParser:

@@ -49,7 +49,7 @@ from training.calibration.logs.course import (
 from training.calibration.logs.run_logs import count_by_group, read_runs
 from training.calibration.logs.tables import Remark, summarise
 from training.calibration.logs.traces import RunTrace
-from training.calibration.run_parameters import KnownVms, profile_physics, scatter_of
+from training.calibration.run_parameters import KnownVms, profile_fit, scatter_of
 from training.calibration.scans import read_points
 from training.statistics import significant
 
@@ -246,6 +246,7 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
         server=edition.server,
         years=(edition.year,),
         siblings=tuple(int(c) for c in BATCH_SIBLINGS),
+        siblings_unknown=True,
         service=service.service,
         jobs=_job_section(fit, spreads),
         host=_host_section(fit, host_spreads),
@@ -253,8 +254,8 @@ def calibrate(data: Path, name: str, say: Console | None = None) -> Profile:
         vms=service.vms,
     )
     slo_us = SLO_US.get(edition.year, DEFAULT_SLO_US)
-    vms = KnownVms(jobs.runs, slo_us, profile.vm_speed.spread)
-    scatter = scatter_of(jobs.runs, profile_physics(profile), vms, slo_us)
+    vms = KnownVms(jobs.runs, slo_us, profile_fit(profile))
+    scatter = scatter_of(jobs.runs, vms, slo_us)
     return profile.model_copy(update={"scatter": scatter})
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 import agents
-from agents.checkpoint import find_checkpoint
+from agents.checkpoint import shipped_for
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import (
     OneLineParser,
@@ -28,6 +28,7 @@ from env.inputs.commandline import (
     require_folder,
     require_writable,
     whole_number,
+    write_json,
 )
 from env.scenario import Scenario, load_scenario
 from env.simulator.load import MODULUS
@@ -50,7 +51,6 @@ from training.evaluation.figures import (
 )
 from training.evaluation.schedule_search import EVALUATIONS
 from training.evaluation.timeline import IntervalRecorder, TimelineRecorder
-from training.outputs import write_json
 
 REFERENCES = ("sequential", "concurrent", "threshold-groups")
 
@@ -93,6 +93,12 @@ def parser() -> OneLineParser:
         type=number(0.0),
         default=0.0,
         help="make every parameter wrong by this fraction, up or down at random in each episode",
+    )
+    add(
+        "--stolen",
+        type=number(0.0),
+        default=0.0,
+        help="in this share of the episodes, have spells in which vCPUs are often stolen (0)",
     )
     add(
         "--vm-speed",
@@ -145,9 +151,12 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     profile = load_profile(arguments.profile or scenario.profile)
     if arguments.error >= 1.0:
         raise InputError(f"--error: must be below 1, not {arguments.error:g}")
+    if arguments.stolen > 1.0:
+        raise InputError(f"--stolen: must be at most 1, not {arguments.stolen:g}")
     variation = Variation(
         physics=arguments.spread,
         error=arguments.error,
+        stolen=arguments.stolen,
         vm_speed=range_of("--vm-speed", arguments.vm_speed),
         least_load=range_of("--least-load", arguments.least_load),
         most_load=range_of("--most-load", arguments.most_load, 1.0),
@@ -199,7 +208,7 @@ def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     apart = (
         *("scenario", "interval", "trace_seed", "plots", "no_regulator", "no_probe", "profile"),
-        *("spread", "error", "vm_speed", "least_load", "most_load"),
+        *("spread", "error", "stolen", "vm_speed", "least_load", "most_load"),
     )
     defaults = vars(parser().parse_args([]))
     check_no_others({name: getattr(arguments, name) for name in apart}, defaults)
@@ -220,13 +229,11 @@ def default_policies(scenario: Scenario) -> list[str]:
     What cannot run the scenario (a network for other actions, a plan for other jobs) is left out
     and named on stderr.
 
-    :param scenario: its own checkpoint is taken before `best.zip`
+    :param scenario: what they are to run
     :raises InputError: if nothing is left
     """
-    paths = (f"checkpoints/{scenario.name}.zip", "checkpoints/best.zip")
-    trained = [path for path in paths if find_checkpoint(path).is_file()]
     fitting = []
-    for name in (*trained[:1], *REFERENCES):
+    for name in (shipped_for(scenario), *REFERENCES):
         try:
             agents.make(name).reset(scenario)
         except InputError as error:

@@ -49,7 +49,7 @@ def throughputs(runs: Sequence[Run], alone: float) -> list[float]:
     Each run's best-effort throughput, 1 for what the jobs would have got done alone.
 
     :param runs: of a scenario whose jobs are endless
-    :param alone: see `speed_alone`
+    :param alone: what the jobs get done alone [s of work/s], see `speed_alone`
     """
     return [_work_s(run.summary) / (alone * run.summary["makespan_s"]) for run in runs]
 

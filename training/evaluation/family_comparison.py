@@ -9,7 +9,7 @@ arrive their mean completion times.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -187,11 +187,24 @@ def policy_entry(
     own = runs[name]
     makespans: list[float] = []
     completion_times: list[float] = []
+    scenarios: list[dict[str, Any]] = []
     for index, arrive in enumerate(arrivals):
         figure = _mean_jct_s if arrive else _makespan_s
         best = best_safe(own[index], [of[index] for of in rules.values()], figure)
-        if best is not None:
-            (completion_times if arrive else makespans).append(figure(own[index]) / best)
+        ratio = None if best is None else figure(own[index]) / best
+        if ratio is not None:
+            (completion_times if arrive else makespans).append(ratio)
+        drawn = load_scenario(cells[index].scenario)
+        scenarios.append(
+            {
+                "scenario": drawn.name,
+                "vcpus": drawn.machine.vcpus,
+                "jobs": len(drawn.jobs),
+                "arrivals": arrive,
+                "ratio": ratio,
+                "violation_ratio": _violations(own[index]),
+            }
+        )
     flat = [run for of in own for run in of]
     jct_ratio = geometric_mean(completion_times)
     return {
@@ -206,6 +219,7 @@ def policy_entry(
             "p95": float(np.mean([run.p95_jct_s for run in flat])),
         },
         "slowdown": float(np.mean([run.mean_slowdown for run in flat])),
+        "scenarios": scenarios,
         "runs": [
             {
                 "scenario": cell.scenario,
@@ -286,6 +300,11 @@ def _mean_jct_s(runs: Sequence[Run]) -> float:
     return float(np.mean([run.mean_jct_s for run in runs]))
 
 
+def _has(field: str, least: int, most: int, scenario: dict[str, Any]) -> bool:
+    """Whether a scenario's size lies in a range."""
+    return least <= int(scenario[field]) <= most
+
+
 COLUMNS = ("makespan", "JCT", "violated", "done", "JCT, s", "p95, s", "slowdown")
 
 
@@ -337,6 +356,36 @@ def show_family(content: dict[str, Any]) -> None:
     for row in rows(content):
         view.add_row(*row)
     Console().print(view)
+    sizes = policy_table(
+        "SIMULATED, by vCPUs (C) and jobs (J)",
+        "Ratios to the best rule that is as safe, of makespans or mean job completion times; "
+        "scenarios for training are never of a size with a star.",
+        tuple(title for title, _ in SIZES),
+    )
+    for entry in content["policies"]:
+        sizes.add_row(entry["name"], *size_cells(entry))
+    Console().print(sizes)
+
+
+SIZES: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
+    *((f"{n} C", partial(_has, "vcpus", n, n)) for n in (2, 4, 8, 16)),
+    *((f"{n} C*", partial(_has, "vcpus", n, n)) for n in (6, 12)),
+    ("1-4 J", partial(_has, "jobs", 1, 4)),
+    ("5-12 J", partial(_has, "jobs", 5, 12)),
+    ("13-20 J*", partial(_has, "jobs", 13, 20)),
+)
+"""Groups of scenarios: what a table calls them, and which belong to them."""
+
+
+def size_cells(entry: dict[str, Any]) -> list[str]:
+    """
+    A policy's ratio in each group of `SIZES`.
+
+    :param entry: see `policy_entry`
+    """
+    known = [one for one in entry["scenarios"] if one["ratio"] is not None]
+    groups = ([one["ratio"] for one in known if belongs(one)] for _, belongs in SIZES)
+    return [_ratio(geometric_mean(ratios)["geomean"], None) for ratios in groups]
 
 
 def family_page(content: dict[str, Any], command: str) -> Iterator[str]:

@@ -3,9 +3,10 @@ What the measured runs say about rows of docs/faithfulness.md that miss.
 
     python -m training.faithfulness_evidence --data DIR
 
-Reads the tables that `training.calibrate` fits to, and prints five: the same controller on
+Reads the tables that `training.calibrate` fits to, and prints seven: the same controller on
 different days, violations by reaction, the tail of latency in overload, memcached beside a
-job of equal weight on one of its vCPUs, and what an interval counts after the load has dropped.
+job of equal weight on one of its vCPUs, what an interval counts after the load has dropped, and
+what goes on in the low-load intervals of 2024, which violate now and then.
 """
 
 import sys
@@ -17,13 +18,24 @@ import pandas as pd
 
 from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser
-from training.calibration.logs.course import DEFAULT_SLO_US, LOAD_LAG_S
-from training.calibration.logs.run_logs import whole_intervals
+from training.calibration.logs.course import (
+    DEFAULT_SLO_US,
+    JOBS,
+    LOAD_LAG_S,
+    SERVERS,
+    SLO_US,
+)
+from training.calibration.logs.known_faults import known_faults
+from training.calibration.logs.run_logs import read_runs, whole_intervals
 from training.calibration.logs.tables import read_table
+from training.calibration.logs.traces import RunTrace, between, stretches
 
 GROUP_031, IMAGOODFELLA = "Soufiane-Barrada/CCA", "ImaGoodFella/cca_project"
-STUCK = ("qps8-mcperf-1", "qps8-mcperf-4")
-"""Runs of group 031 in which memcached was left on one vCPU for minutes."""
+LOW_QPS = 40e3
+"""A load at which memcached on the slower VM type leaves more than half of a vCPU idle."""
+
+BRIEF = 0.02
+"""A part of an interval that is too short to move its p95."""
 
 
 def _by_day(runs: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +62,7 @@ def reactions(runs: pd.DataFrame, events: pd.DataFrame, intervals: pd.DataFrame)
     rows = []
     group = runs[(runs.repo == GROUP_031) & (runs.valid == "yes") & (runs.interval_s < 8.5)]
     for run in group.run:
-        if run.endswith(STUCK):
+        if run in known_faults().suspicious:
             continue
         own = events[events.run == run]
         moves = own[(own.job == "memcached") & own.cores.notna()].sort_values("t_s")
@@ -138,6 +150,51 @@ def after_drops(intervals: pd.DataFrame, lag_s: float) -> pd.DataFrame:
     return found[dropped].describe().loc[["count", "25%", "50%", "75%"]]
 
 
+def low_load(runs: Sequence[RunTrace], slo_us: float) -> pd.DataFrame:
+    """
+    Intervals of low load by what goes on in them: how many, their p95, how many violate.
+
+    :param runs: whose memcached moves are logged
+    :param slo_us: the latency objective [us]
+    """
+    rows = []
+    for run in runs:
+        pieces = stretches(run.service_moves, run.jobs)
+        for number in np.flatnonzero(run.in_batch_window & (run.qps < LOW_QPS)):
+            bounds_s = (run.interval_start_s[number], run.interval_end_s[number])
+            own = list(between(pieces, *(bound_s + LOAD_LAG_S for bound_s in bounds_s)))
+            shared_s = sum(
+                piece.length_s
+                for piece in own
+                if any(job.cores & piece.service_cores for job in piece.jobs)
+            )
+            if shared_s > BRIEF * (bounds_s[1] - bounds_s[0]):
+                weight = "background" if run.background else "equal"
+                what = f"a job of {weight} weight on memcached's vCPUs"
+            elif len({piece.service_cores for piece in own}) > 1:
+                what = "memcached moves"
+            else:
+                what = "a job starts, ends, moves or pauses" if len(own) > 1 else "nothing"
+            p95_us = run.p95_us[number]
+            rows.append((run.group.split("/")[0], what, p95_us, p95_us > slo_us))
+    found = pd.DataFrame(rows, columns=["group", "what", "p95_us", "violates"])
+    return found.groupby(["group", "what"]).agg(
+        intervals=("p95_us", "size"),
+        p95_us=("p95_us", "median"),
+        violations=("violates", "sum"),
+        share=("violates", "mean"),
+    )
+
+
+def _by_low_load(runs: pd.DataFrame, intervals: pd.DataFrame) -> pd.DataFrame:
+    """Percentiles of latency by load, in intervals of 2024 within the batch window."""
+    own = runs[(runs.server == SERVERS[2024]) & runs.date.str.startswith("2024")]
+    seen = intervals.merge(own[["run", "first_start_s", "last_end_s"]], on="run")
+    seen = seen[seen.t_start_s.between(seen.first_start_s, seen.last_end_s)]
+    steps = pd.cut(seen.target_qps, [0, 7e3, 10e3, 15e3, 20e3, 30e3, LOW_QPS])
+    return seen.groupby(steps, observed=True)[["p50_us", "p95_us", "p99_us"]].median()
+
+
 def on_vcpu_1(events: pd.DataFrame, at_s: float) -> bool:
     """
     Whether a job runs on vCPU 1 at a moment, as the log has it.
@@ -191,6 +248,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(_beside_equal_weight(runs, events, intervals).round(2).to_string())
         print(f"\nServed over target after a drop, and if the load moved {LOAD_LAG_S} s late")
         print(after_drops(intervals, LOAD_LAG_S).round(3).to_string())
+        traces = read_runs(arguments.data, JOBS, (2024,), SERVERS[2024]).runs
+        print(f"\nIntervals of 2024 under {LOW_QPS:g} requests/s, by what goes on in them")
+        shown = low_load([run for run in traces if run.moves_logged], SLO_US[2024])
+        print(shown.round(4).to_string())
+        print("\nThe same runs, median latency [us] by load")
+        print(_by_low_load(runs, intervals).round(0).to_string())
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ import numpy as np
 
 import agents
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, require_writable, whole_number, write_json
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import Profile, load_profile
 from training.evaluation.endless_work import speed_alone, throughputs
 from training.evaluation.episodes import Run, repeats_of, run_episodes
 from training.evaluation.figures import fit_errors, profile_report
-from training.outputs import write_json
 from training.statistics import mean_and_ci95
 
 OFFICIAL_TRACE = {"cca-2025": 2333, "cca-2024": 3274}

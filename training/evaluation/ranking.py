@@ -27,7 +27,7 @@ from rich.progress import Progress
 import agents
 from agents.checkpoint import find_checkpoint
 from env.errors import InputError, exit_on_bad_input
-from env.inputs.commandline import OneLineParser, number, require_writable, whole_number
+from env.inputs.commandline import OneLineParser, number, require_writable, whole_number, write_json
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import load_profile
@@ -42,7 +42,6 @@ from training.evaluation.family_comparison import (
     rule_names,
 )
 from training.evaluation.figures import failure_lines, fit_errors, policy_report, profile_report
-from training.outputs import write_json
 from training.processes import process_pool
 
 GENERAL = Path("checkpoints/general.zip")

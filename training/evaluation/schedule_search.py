@@ -2,23 +2,24 @@
 The best schedule that a long search finds when it knows the whole load trace.
 
 A schedule says, for each job: after which other job it starts, with how many threads, on which
-vCPUs at which weight, and on which vCPUs once few jobs are left; and above which load memcached
-gets its largest set, ahead of time. It runs in the simulator's own kernel, with regulator, SLO
-guard and random numbers; simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
+vCPUs at which weight, and on which vCPUs once few jobs are left; and what load memcached's
+smallest set serves, so that it gets a larger one ahead of time. It runs in the simulator's own
+kernel, with regulator, SLO guard and random numbers; simulated annealing (Kirkpatrick, Gelatt,
+Vecchi 1983) improves it.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from env import action
 from env.allocation import mask_of
-from env.codes import BACKGROUND, DONE, NORMAL, PLACE, RUNNING
+from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PLACE, RUNNING
 from env.physics.compiled import compiled
-from env.scenario import Scenario
+from env.scenario import MAX_JOBS, Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
 from env.simulator.sensing import sense
@@ -48,49 +49,109 @@ class Schedule:
         (bit mask) and weight, and both once `late` jobs or fewer are unfinished
     :param order: int64[J], in which jobs that may start do so; a job waits for earlier ones only
     :param late: number of jobs
-    :param threshold_qps: load above which memcached holds its largest set [requests/s]
+    :param threshold_qps: load that memcached's smallest set serves [requests/s]; others serve as
+        much more as they are larger
+    :param at_once: jobs that run side by side at most
     """
 
     jobs: IntArray
     order: IntArray
     late: int
     threshold_qps: float
+    at_once: int = MAX_JOBS
 
     def copy(self) -> "Schedule":
         """A copy that can be changed."""
-        return Schedule(self.jobs.copy(), self.order.copy(), self.late, self.threshold_qps)
+        return replace(self, jobs=self.jobs.copy(), order=self.order.copy())
+
+
+def choices_of(scenario: Scenario) -> IntArray:
+    """
+    The usual sets of memcached, int64[k, 2]: the bit mask of each and its number of vCPUs.
+
+    :param scenario: the problem
+    """
+    choices = scenario.service.core_choices
+    return np.array([(mask_of(cores), len(cores)) for cores in choices], np.int64)
 
 
 @compiled
-def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
+def set_for(choices, qps, threshold_qps):
     """
-    Run a schedule to its end, or to the time cap.
+    The smallest of memcached's sets that serves a load, a bit mask; the largest if none does.
+
+    :param choices: int64[k, 2], see `choices_of`
+    :param qps: the load [requests/s]
+    :param threshold_qps: see `Schedule`
+    """
+    last = choices.shape[0] - 1
+    for index in range(last):
+        if qps * choices[0, 1] <= threshold_qps * choices[index, 1]:
+            return choices[index, 0]
+    return choices[last, 0]
+
+
+@compiled
+def price_so_far(h, violation_cost_s, violation_weight):
+    """
+    What an episode costs by now, and so at least in the end [s].
+
+    :param h: a host row
+    :param violation_cost_s: of an interval over the SLO [s]
+    :param violation_weight: see `Search`
+    """
+    seconds = 0.0
+    if h.count_jct:
+        seconds = kernel.present_s(h, 0.0) / h.n_jobs
+    else:
+        for job in range(h.n_jobs):
+            seconds = max(seconds, h.now_s - h.start_s[job])
+    expected_s = h.expected_violations * h.interval_s
+    return seconds + violation_cost_s * h.violations + violation_weight * expected_s
+
+
+@compiled
+def run_schedule(
+    h, targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
+    violation_weight, limit_s,
+):  # fmt: skip
+    """
+    Run a schedule to its end, to the time cap, or until it has cost too much.
+
+    :return: what it has cost [s], see `price_so_far`
 
     :param h: a host row at the start of its episode
     :param targets: float64[n], the load trace [requests/s]
     :param jobs: int64[J, 6], see `Schedule`
     :param order: int64[J]
     :param late: see `Schedule`
-    :param threshold_qps: see `Schedule`
-    :param least: memcached's smallest set, a bit mask
-    :param most: its largest set
+    :param threshold_qps: see `Schedule`, as the next
+    :param at_once: number of jobs
+    :param choices: int64[k, 2], see `choices_of`
+    :param violation_cost_s: of an interval over the SLO [s]
+    :param violation_weight: see `Search`
+    :param limit_s: what it may cost [s]
     """
     h.wake_on_events = 1
-    while h.now_s < h.duration_s and not kernel.all_done(h):
+    price_s = 0.0
+    while h.now_s < h.duration_s and not kernel.all_done(h) and price_s <= limit_s:
         soon = h.interval_ends_s - LOOK_AHEAD_S
         load = h.due_qps
         if h.now_s >= soon - 1e-9:
             load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
-        h.desired_service = most if load > threshold_qps else least
-        unfinished = 0
+        h.desired_service = set_for(choices, load, threshold_qps)
+        unfinished = active = 0
         for job in range(jobs.shape[0]):
             if h.true_state[job] != DONE:
                 unfinished += 1
+                active += h.desired_state[job] == RUNNING
         for position in range(order.shape[0]):
             job = order[position]
             before = jobs[job, AFTER]
-            if before < 0 or h.true_state[before] == DONE:
+            there = h.true_state[job] != NOT_ARRIVED and h.desired_state[job] != RUNNING
+            if there and active < at_once and (before < 0 or h.true_state[before] == DONE):
                 h.desired_state[job] = RUNNING
+                active += 1
             h.desired_threads[job] = jobs[job, THREADS]
             h.desired_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
             h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
@@ -100,12 +161,20 @@ def run_schedule(h, targets, jobs, order, late, threshold_qps, least, most):
             until_s = min(until_s, soon)
         kernel.advance(h, targets, until_s)
         sense(h)
+        price_s = price_so_far(h, violation_cost_s, violation_weight)
+    return price_s
 
 
 @compiled
-def run_schedule_at(hosts, b, targets, jobs, order, late, threshold_qps, least, most):
+def run_schedule_at(
+    hosts, b, targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
+    violation_weight, limit_s,
+):  # fmt: skip
     """See `run_schedule`; on host b."""
-    run_schedule(hosts[b], targets, jobs, order, late, threshold_qps, least, most)
+    return run_schedule(
+        hosts[b], targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
+        violation_weight, limit_s,
+    )  # fmt: skip
 
 
 class Search:
@@ -116,6 +185,8 @@ class Search:
     :param starts: the episodes; a schedule is judged by its mean over them
     :param rng: of the search itself
     :param as_edits: keep to the vCPU sets and weights that `env.action` can express
+    :param violation_weight: price of a second of violated interval, as far as one is to be expected
+        on a machine; 0: only what the simulator sees violated counts
     """
 
     def __init__(
@@ -124,41 +195,52 @@ class Search:
         starts: Sequence[EpisodeStart],
         rng: np.random.Generator,
         as_edits: bool = False,
+        violation_weight: float = 0.0,
     ):
         self.scenario, self.rng, self.as_edits = factory.scenario, rng, as_edits
+        self.violation_weight = violation_weight
         self.before, self.targets = factory.new_hosts(len(starts)), factory.new_targets(len(starts))
         for index, start in enumerate(starts):
             factory.begin(self.before, self.targets, index, start.trace_seed, start.rng())
         self.hosts = self.before.copy()
-        choices = self.scenario.service.core_choices
-        self.least, self.most = mask_of(choices[0]), mask_of(choices[-1])
+        self.choices = choices_of(self.scenario)
         rows = factory.table.rows
         places = rows[rows[:, action.KIND] == PLACE]
         self.places = np.unique(places[:, [action.CORES, action.WEIGHT]], axis=0)
 
-    def cost(self, schedule: Schedule) -> tuple[float, int]:
+    def cost(self, schedule: Schedule, limit_s: float = math.inf) -> tuple[float, int]:
         """
-        Mean makespan [s] and intervals over the SLO; infinite if jobs do not get done.
+        Mean cost [s] and intervals over the SLO; infinite if jobs do not get done.
 
-        Where jobs arrive, their mean completion time stands in for the makespan.
+        The cost is the makespan (where jobs arrive, their mean completion time) and the price of
+        the violations to be expected. A schedule is given up as soon as it is sure to cost too
+        much: on a machine with hiccups a bad one would else run to the time cap, in the steps of
+        the guard's polls.
 
         :param schedule: the schedule to try
+        :param limit_s: the price above which nobody asks for more [s]
         """
         self.hosts[:] = self.before
+        left_s = limit_s * len(self.hosts)
         for index in range(len(self.hosts)):
-            run_schedule_at(
+            left_s -= run_schedule_at(
                 self.hosts, index, self.targets[index], schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, self.least, self.most,
+                schedule.late, schedule.threshold_qps, schedule.at_once, self.choices,
+                VIOLATION_COST_S, self.violation_weight, left_s,
             )  # fmt: skip
+            if left_s < 0.0:
+                return math.inf, int(self.hosts["violations"].sum())
         violations = int(self.hosts["violations"].sum())
         if not (self.hosts["true_state"] == DONE).all():
             return math.inf, violations
         if self.scenario.has_arrivals:
             real = slice(len(self.scenario.jobs))
             times = self.hosts["end_s"][:, real] - self.hosts["arrival_s"][:, real]
-            return float(times.mean()), violations
-        makespans = self.hosts["end_s"].max(axis=1) - self.hosts["start_s"].min(axis=1)
-        return float(makespans.mean()), violations
+            seconds = times.mean()
+        else:
+            seconds = (self.hosts["end_s"].max(axis=1) - self.hosts["start_s"].min(axis=1)).mean()
+        expected_s = (self.hosts["expected_violations"] * self.hosts["interval_s"]).mean()
+        return float(seconds + self.violation_weight * expected_s), violations
 
     def anneal(self, schedule: Schedule, evaluations: int) -> tuple[float, Schedule]:
         """
@@ -166,22 +248,24 @@ class Search:
 
         :param schedule: the schedule to begin with
         :param evaluations: schedules to try
-        :return: the best makespan without a violation [s], infinite if none was found, and how
+        :return: the least cost without a violation [s], infinite if none was found, and how
         """
         violation_cost_s = VIOLATION_COST_S / len(self.hosts)
-        makespan, violations = self.cost(schedule)
-        present = makespan + violation_cost_s * violations
-        best, best_schedule = math.inf if violations else makespan, schedule
+        cost, violations = self.cost(schedule)
+        present = cost + violation_cost_s * violations
+        best, best_schedule = math.inf if violations else cost, schedule
         cooling = (LAST_TEMPERATURE_S / FIRST_TEMPERATURE_S) ** (1.0 / evaluations)
         temperature = FIRST_TEMPERATURE_S
         for _ in range(evaluations):
             candidate = self.neighbour(schedule)
-            makespan, violations = self.cost(candidate)
-            price = makespan + violation_cost_s * violations
-            if price <= present or self.rng.random() < math.exp((present - price) / temperature):
+            # The price that luck lets pass is drawn first, so that what is dearer is not run out.
+            limit_s = present - temperature * math.log(1.0 - self.rng.random())
+            cost, violations = self.cost(candidate, limit_s)
+            price = cost + violation_cost_s * violations
+            if price <= limit_s:
                 schedule, present = candidate, price
-                if violations == 0 and makespan < best:
-                    best, best_schedule = makespan, candidate
+                if violations == 0 and cost < best:
+                    best, best_schedule = cost, candidate
             temperature *= cooling
         return best, best_schedule
 
@@ -247,6 +331,7 @@ def general_schedule(
     starts: Sequence[EpisodeStart],
     evaluations: int,
     rng: np.random.Generator,
+    violation_weight: float = 0.0,
 ) -> tuple[float, Schedule]:
     """
     One schedule for many traces, of vCPU sets and weights that edits can express.
@@ -255,9 +340,10 @@ def general_schedule(
     :param starts: the episodes that the schedule is made for
     :param evaluations: schedules to try, in three runs
     :param rng: of the search
-    :return: its mean makespan [s], infinite if every one found breaks the SLO, and the schedule
+    :param violation_weight: see `Search`
+    :return: its mean cost [s], infinite if every one found breaks the SLO, and the schedule
     """
-    search = Search(factory, starts, rng, as_edits=True)
+    search = Search(factory, starts, rng, as_edits=True, violation_weight=violation_weight)
     begins = [in_turn(factory.scenario, at_once) for at_once in (2, 3, 4)]
     runs = [search.anneal(schedule, evaluations // len(begins)) for schedule in begins]
     return min(runs, key=lambda run: run[0])

@@ -195,7 +195,7 @@ class AttentionNetwork(nn.Module):
         self.embed = nn.ModuleList(
             nn.Linear(numbers, width) for numbers in (HOST, SERVICE, VCPU, JOB)
         )
-        self.look = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
         self.biases = nn.ParameterList(torch.zeros(heads, RELATIONS) for _ in range(layers))
         self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.widen = nn.ModuleList(nn.Linear(width, wide) for _ in range(layers))
@@ -204,7 +204,7 @@ class AttentionNetwork(nn.Module):
         self.from_vcpu = nn.Linear(width, FROM_VCPU)
         self.from_job = nn.Linear(width, FROM_JOB)
         self.there = nn.Parameter(torch.zeros(3))
-        self.judge = nn.Linear(width, width)
+        self.critic = nn.Linear(width, width)
         self.value = nn.Linear(width, 1)
         with torch.no_grad():
             for one in (*self.mix, *self.narrow):
@@ -223,20 +223,20 @@ class AttentionNetwork(nn.Module):
         :param sets: the tokens
         """
         x = torch.cat([embed(one) for embed, one in zip(self.embed, sets.kinds, strict=True)])
-        layers = (self.look, self.biases, self.mix, self.widen, self.narrow)
-        for look, biases, mix, widen, narrow in zip(*layers, strict=True):
-            x = x + mix(Attended.apply(look(Normalised.apply(x)), biases, sets))
+        layers = (self.qkv, self.biases, self.mix, self.widen, self.narrow)
+        for qkv, biases, mix, widen, narrow in zip(*layers, strict=True):
+            x = x + mix(Attended.apply(qkv(Normalised.apply(x)), biases, sets))
             x = x + narrow(torch.relu(widen(Normalised.apply(x))))
         hosts, _, vcpus, jobs = Normalised.apply(x).split(sets.counts)
         logits = Pointed.apply(
             self.keep(hosts), self.from_vcpu(vcpus), self.from_job(jobs), self.there, sets
         )
-        return logits, self.value(torch.relu(self.judge(hosts)))
+        return logits, self.value(torch.relu(self.critic(hosts)))
 
     def arrays(self) -> Arrays:
         """Everything but the value, as plain arrays, for `agents.ppo.attention_network`."""
         return {
             name.replace(".", "_"): parameter.detach().numpy()
             for name, parameter in self.named_parameters()
-            if not name.startswith(("judge", "value"))
+            if not name.startswith(("critic", "value"))
         }

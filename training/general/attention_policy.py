@@ -10,6 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
+from agents.ppo.attention_network import decided
 from env.sets.tokens import Layout
 from training.general.attention import AttentionNetwork, Sets
 from training.ppo.adam import Adam
@@ -106,14 +107,14 @@ class AttentionPolicy(ActorCriticPolicy):
 
     def best(self, observations: np.ndarray) -> np.ndarray:
         """
-        The likeliest legal slot of each decision, int64[B].
+        What the deployed network would do (`agents.ppo.attention_network.decided`), int64[B].
 
         :param observations: float32[B, size]
         """
         sets = Sets(observations, self.layout)
         with torch.no_grad():
             logits, _ = self.network(sets)
-        return np.where(sets.legal > 0.5, logits.numpy(), -np.inf).argmax(axis=1)
+        return decided(np.where(sets.legal > 0.5, logits.numpy(), -np.inf))
 
 
 class AttentionWorker:

@@ -1,6 +1,6 @@
 """One training run of a network for any scenario, from recipe to best checkpoint."""
 
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,18 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
+from agents.general_checkpoint import read_general_checkpoint
 from env.scenario import Scenario, load_scenario
+from env.simulator.machine import Variation
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
 from training.general.general_selection import run_selection
-from training.general.machines import MixedVecEnv
-from training.general.teaching import find_teachers, imitate
+from training.general.list_schedules import VIOLATION_PRICE
+from training.general.machines import Setup
+from training.general.mixed_env import MixedVecEnv
+from training.general.setups import common_layout, drawn_scenarios, find_setups
+from training.general.teaching import imitate
 from training.general.writing import restore, save_general
 from training.ppo.rollout_buffer import LeanRolloutBuffer
-from training.ppo.selection import Score, score
 from training.ppo.training_run import SHARED_WITH_PPO, LinearSchedule, announce, variation_of
 from training.recipe import Recipe
 
@@ -25,7 +29,7 @@ def train_general(
     recipe: Recipe, seed: int, folder: Path, resume: Path | None = None
 ) -> dict[str, float]:
     """
-    Train one network on all scenarios of a recipe, writing TensorBoard and checkpoints.
+    Train one network on the scenarios of a recipe, writing TensorBoard and checkpoints.
 
     An interruption (Ctrl-C) ends the run after saving `last.zip`.
 
@@ -36,22 +40,26 @@ def train_general(
     :return: the best checkpoint's figures on the selection traces, means over the scenarios
     :raises InputError: if the checkpoint to resume does not fit
     """
-    assert recipe.scenarios and recipe.network is not None
-    scenarios = [load_scenario(name) for name in recipe.scenarios]
-    environments = machines_for(recipe, scenarios, recipe.n_envs, seed)
-    model = new_model(recipe, environments, seed)
+    assert recipe.network is not None and recipe.imitation is not None
+    named = [load_scenario(name) for name in recipe.scenarios]
+    scenarios = [*named, *drawn_scenarios("training", seed, recipe.family)]
+    chosen_by = [*named, *drawn_scenarios("selection", 0, recipe.selection_family)]
+    layout = common_layout([*scenarios, *chosen_by])
+    print(f"searching for a schedule for each of {len(scenarios)} scenarios", flush=True)
+    setups = find_setups(scenarios, layout, variation_of(recipe), seed, recipe.imitation)
+    judged = find_setups(chosen_by, layout, Variation(), seed, recipe.imitation)
+    environments = machines_for(recipe, setups, recipe.n_envs, seed)
+    begun = read_general_checkpoint(resume).metadata.get("steps", 0) if resume else 0
+    model = new_model(recipe, environments, seed, begun)
+    evaluation = GeneralEvaluation(judged, named, recipe, folder)
     if resume is not None:
         restore(model, resume)
         environments.seed(seed + model.num_timesteps)
-    elif recipe.imitation is not None:
-        print("searching for a schedule to imitate, for each scenario", flush=True)
-        players = machines_for(recipe, scenarios, recipe.imitation.n_envs, seed)
-        makespans_s, teachers = find_teachers(players, seed, recipe.imitation)
-        said = ", ".join(f"{one:.0f} s" for one in makespans_s)
-        print(f"imitating schedules of {said} (training traces, simulated)", flush=True)
-        imitate(model.policy, players, teachers, seed, recipe.imitation)
+    else:
+        players = machines_for(recipe, setups, recipe.imitation.n_envs, seed)
+        imitate(model.policy, players, seed, recipe.imitation)
+        save_general(model, folder / "imitated.zip", named, {})
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
-    evaluation = GeneralEvaluation(scenarios, recipe, folder)
     try:
         announce(model, recipe.steps, folder)
         model.learn(recipe.steps, callback=evaluation, reset_num_timesteps=resume is None)
@@ -64,31 +72,34 @@ def train_general(
     return evaluation.best
 
 
-def machines_for(recipe: Recipe, scenarios: list[Scenario], n_envs: int, seed: int) -> MixedVecEnv:
+def machines_for(recipe: Recipe, setups: list[Setup], n_envs: int, seed: int) -> MixedVecEnv:
     """
     The machines of a recipe.
 
-    :param recipe: says how episodes differ
-    :param scenarios: the problems
-    :param n_envs: number of machines, shared evenly by the scenarios
+    :param recipe: says how often which scenario is played
+    :param setups: the scenarios, those of the recipe first
+    :param n_envs: number of machines
     :param seed: of everything random
     """
     return MixedVecEnv(
-        scenarios,
-        max(2, n_envs // len(scenarios)),
+        setups,
+        n_envs,
         seed,
-        variation_of(recipe),
+        first=len(recipe.scenarios),
+        first_share=recipe.scenarios_share,
+        unprofiled=recipe.unprofiled,
         threads=torch.get_num_threads(),
     )
 
 
-def new_model(recipe: Recipe, environments: MixedVecEnv, seed: int) -> GeneralPPO:
+def new_model(recipe: Recipe, environments: MixedVecEnv, seed: int, begun: int = 0) -> GeneralPPO:
     """
     A fresh model.
 
     :param recipe: hyperparameters
     :param environments: what it learns on
     :param seed: of weights and action sampling
+    :param begun: decisions before this run, if it goes on from another
     """
     assert recipe.network is not None
     return GeneralPPO(
@@ -98,7 +109,7 @@ def new_model(recipe: Recipe, environments: MixedVecEnv, seed: int) -> GeneralPP
         policy_kwargs={"layout": environments.layout, "network": recipe.network.model_dump()},
         device="cpu",
         seed=seed,
-        learning_rate=LinearSchedule(recipe),
+        learning_rate=LinearSchedule(recipe, begun),
         **{name: getattr(recipe, name) for name in SHARED_WITH_PPO},
     )
 
@@ -107,14 +118,16 @@ class GeneralEvaluation(BaseCallback):
     """
     Scores the policy on the selection traces of every scenario, and keeps the best.
 
-    :param scenarios: the problems
+    :param setups: the scenarios to choose by; those of the recipe first
+    :param named: the recipe's
     :param recipe: how often, and on how many traces
     :param folder: the run's folder
     """
 
-    def __init__(self, scenarios: list[Scenario], recipe: Recipe, folder: Path):
+    def __init__(self, setups: list[Setup], named: list[Scenario], recipe: Recipe, folder: Path):
         super().__init__()
-        self.scenarios, self.recipe, self.folder = scenarios, recipe, folder
+        self.setups, self.named = setups, named
+        self.recipe, self.folder = recipe, folder
         self.best: dict[str, float] | None = None
         self._due = 0
         self._ended: list[dict[str, Any]] = []
@@ -142,33 +155,53 @@ class GeneralEvaluation(BaseCallback):
         """Score the policy as it is now and save it."""
         model = self.model
         assert isinstance(model, GeneralPPO)
-        scores: dict[str, Score] = {}
-        shares = []
-        for scenario in self.scenarios:
-            episodes = self.recipe.selection_episodes
-            summaries = run_selection(model.policy, scenario, model.policy.layout, episodes)
-            scores[scenario.name] = found = score(summaries, [])
-            baseline_s = float(np.mean([one["baseline_s"] for one in summaries]))
-            shares.append(found.cost_s / baseline_s)
-            for name in ("makespan_s", "violation_ratio", "completed"):
-                self.logger.record(f"selection/{scenario.name}/{name}", getattr(found, name))
-        figures = {
-            "excess": float(np.mean([one.excess for one in scores.values()])),
-            "over_baseline": float(np.exp(np.mean(np.log(shares)))),
-            "violation_ratio": float(np.mean([one.violation_ratio for one in scores.values()])),
+        first, written = len(self.named), {}
+        of_named = run_selection(model.policy, self.setups[:first], self.recipe.selection_episodes)
+        for scenario, summaries in zip(self.named, of_named, strict=True):
+            written[scenario.name] = figures(summaries)
+        drawn = self.setups[first:]
+        if drawn:
+            summaries = [one for (one,) in run_selection(model.policy, drawn, 1)]
+            for arrive, name in ((False, "family"), (True, "family, arrivals")):
+                of_kind = [
+                    one
+                    for one, setup in zip(summaries, drawn, strict=True)
+                    if setup.scenario.has_arrivals == arrive
+                ]
+                if of_kind:
+                    written[name] = figures(of_kind)
+        names = [name for name in written if name.startswith("family")] or list(written)
+        found = {
+            name: float(np.mean([written[part][name] for part in names]))
+            for name in ("over_baseline", "violation_ratio", "completed")
         }
-        said = ", ".join(
-            f"{name} {one.makespan_s:.0f} s, {100 * one.violation_ratio:.2f} %"
-            for name, one in scores.items()
+        found["cost"] = found["over_baseline"] + VIOLATION_PRICE * found["violation_ratio"]
+        said = "; ".join(
+            f"{name} {one['over_baseline']:.3f}, {100 * one['violation_ratio']:.2f} %"
+            for name, one in written.items()
         )
         print(
-            f"{self.num_timesteps} decisions: {figures['over_baseline']:.3f} of the baseline's "
-            f"makespan ({said} violations; selection traces, simulated)",
+            f"{self.num_timesteps} decisions: time over the list schedule's and violations: "
+            f"{said} (selection traces, simulated)",
             flush=True,
         )
-        written = {name: asdict(one) for name, one in scores.items()} | {"all": figures}
-        save_general(model, self.folder / "last.zip", self.scenarios, written)
-        order = ("excess", "over_baseline")
-        if self.best is None or [figures[one] for one in order] < [self.best[one] for one in order]:
-            self.best = figures
-            save_general(model, self.folder / "best.zip", self.scenarios, written)
+        for name, value in found.items():
+            self.logger.record(f"selection/{name}", value)
+        save_general(model, self.folder / "last.zip", self.named, written)
+        if self.best is None or found["cost"] < self.best["cost"]:
+            self.best = found
+            save_general(model, self.folder / "best.zip", self.named, written)
+
+
+def figures(summaries: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """
+    The mean figures of some episodes; times over the baseline's are averaged geometrically.
+
+    :param summaries: see `training.general.general_selection.run_selection`
+    """
+    every = list(summaries)
+    return {
+        "over_baseline": float(np.exp(np.mean([np.log(one["over_baseline"]) for one in every]))),
+        "violation_ratio": float(np.mean([one["violation_ratio"] for one in every])),
+        "completed": float(np.mean([one["completed"] for one in every])),
+    }

@@ -1,57 +1,48 @@
-"""How a policy does on the selection traces of many scenarios."""
+"""How a policy does on the selection traces of many scenarios, all at once."""
 
 from typing import Any
 
 import numpy as np
 
-from env.reward import TERMS
-from env.scenario import Scenario
-from env.sets.tokens import Layout
 from env.simulator.load import trace_seeds
-from env.simulator.machine import EpisodeFactory, Variation, episode_summary
 from training.general.attention_policy import AttentionPolicy
-from training.general.machines import Group
+from training.general.machines import Machines, Setup, figure_s, no_terms
 from training.ppo.selection import SELECTION_ENTROPY
 
 
 def run_selection(
-    policy: AttentionPolicy,
-    scenario: Scenario,
-    layout: Layout,
-    episodes: int,
-    variation: Variation | None = None,
-) -> list[dict[str, Any]]:
+    policy: AttentionPolicy, setups: list[Setup], episodes: int
+) -> list[list[dict[str, Any]]]:
     """
-    Run a policy once on each selection trace, deterministically.
+    Run a policy once on each selection trace of each setup, deterministically.
 
     :param policy: who decides
-    :param scenario: the problem
-    :param layout: of the policy's tokens
+    :param setups: of the policy's layout
     :param episodes: how many traces
-    :param variation: how episodes differ beyond their trace
-    :return: the summary of each episode, with the baseline's makespan [s]
+    :return: for each setup the summary of each episode, with what counts over the baseline's
     """
-    group = Group(EpisodeFactory(scenario, variation=variation), episodes, layout)
-    observations = np.zeros((episodes, layout.size), np.float32)
-    baselines_s = []
-    for index, seed in enumerate(trace_seeds(SELECTION_ENTROPY, episodes, "selection")):
-        group.begin(index, seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
-        baselines_s.append(group.baseline_s(index))
-        group.observe(index, observations[index])
-    terms = np.zeros((1, len(TERMS)))
-    rewards, ended = np.zeros(1, np.float32), np.zeros(1, np.int64)
-    going = np.arange(episodes)
-    summaries: list[dict[str, Any]] = [{}] * episodes
+    machines = Machines(setups, len(setups) * episodes)
+    observations = np.zeros((len(machines.hosts), machines.layout.size), np.float32)
+    figures_s = []
+    seeds = trace_seeds(SELECTION_ENTROPY, episodes, "selection")
+    for index in range(len(observations)):
+        number, seed = index // episodes, seeds[index % episodes]
+        machines.begin(index, number, seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
+        figures_s.append(machines.baseline(index).figure_s(setups[number].scenario))
+        machines.observe(index, observations[index])
+    going = np.arange(len(observations))
+    summaries: list[list[dict[str, Any]]] = [[{}] * episodes for _ in setups]
     while len(going):
-        chosen = policy.best(observations[going])
-        over = []
-        for slot, index in zip(chosen, going.tolist(), strict=True):
-            here = slice(index, index + 1)
-            group.step(here, np.array([slot]), terms, rewards, ended, observations[here])
-            if ended[0]:
-                summaries[index] = episode_summary(group.hosts[index], scenario) | {
-                    "baseline_s": baselines_s[index]
-                }
-                over.append(index)
-        going = np.setdiff1d(going, over)
+        terms, ended = no_terms(len(going)), np.zeros(len(going), np.int64)
+        chosen = policy.best(observations)
+        machines.step(slice(None), chosen, terms, ended, observations)
+        for own in np.flatnonzero(ended).tolist():
+            number, episode = divmod(int(going[own]), episodes)
+            summary = machines.summary(own)
+            over = figure_s(summary, setups[number].scenario) / figures_s[going[own]]
+            summaries[number][episode] = summary | {"over_baseline": over}
+        if ended.any():
+            stay = ended == 0
+            machines.keep(stay)
+            going, observations = going[stay], observations[stay]
     return summaries

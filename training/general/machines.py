@@ -1,12 +1,14 @@
 """
-Simulated machines of many scenarios behind one Stable-Baselines3 `VecEnv`.
+Simulated machines that each play one of many scenarios, one episode after the other.
 
-All show tokens and take slots, so that one network plays on all of them. What an episode is worth
-is said in units of what a plain rule needs for it: the same trace, the same machine, the same
-random numbers, on a copy of the host.
+All show tokens and take slots, so that one network plays on all of them. A scenario of any size
+fits every machine (hosts and tokens are padded), and the tables of all scenarios lie in arrays, so
+that one compiled call steps machines of different scenarios.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,68 +16,160 @@ import numpy.typing as npt
 
 from env.allocation import mask_of
 from env.codes import DONE
-from env.reward import UNIT_S
+from env.reward import TERMS
 from env.scenario import Scenario
-from env.sets.pointers import edits_of
+from env.sets.pointers import NO_EDIT, edits_of
 from env.sets.token_kernel import step_tokens_batch, write_row_at
-from env.sets.tokens import Layout, token_table
-from env.simulator.machine import EpisodeFactory, Variation, episode_summary
-from env.simulator.thread_pool import ThreadPool
-from env.simulator.vector_env import HOSTS_AT_ONCE, HostBatch
-from training.evaluation.schedule_search import in_turn, run_schedule_at
-
-BASELINE_RETURN = 10.0
-"""What the baseline's makespan costs: about what a return may be beside the policy's loss."""
-
-AT_ONCE = 3
-"""Jobs that the baseline runs side by side, in the background on the whole machine."""
+from env.sets.tokens import Layout, TokenTable, token_table
+from env.simulator.machine import EpisodeFactory, episode_summary
+from training.evaluation.schedule_search import Schedule, choices_of, run_schedule_at
 
 
-class Group:
+class Setup:
     """
-    Machines of one scenario.
+    A scenario as machines play it.
 
-    :param factory: the scenario and how its episodes differ
-    :param count: number of machines
-    :param layout: of the tokens of all groups
+    :param factory: the scenario, and how its episodes differ
+    :param schedule: a good one; what an episode comes to is measured by it
+    :param layout: of the tokens of all setups
     """
 
-    def __init__(self, factory: EpisodeFactory, count: int, layout: Layout):
-        self.factory, self.scenario = factory, factory.scenario
+    def __init__(self, factory: EpisodeFactory, schedule: Schedule, layout: Layout):
+        self.factory, self.scenario, self.schedule = factory, factory.scenario, schedule
         self.tokens = token_table(self.scenario, layout)
         self.edit_of = edits_of(self.tokens.slot_of, layout.slots)
-        self.offsets = layout.offsets
-        self.hosts, self.targets = factory.new_hosts(count), factory.new_targets(count)
-        self._plan = in_turn(self.scenario, AT_ONCE)
-        choices = self.scenario.service.core_choices
-        self._sets = mask_of(choices[0]), mask_of(choices[-1])
+        self.choices = choices_of(self.scenario)
+        self.overflow = mask_of(self.scenario.service.sets[-1])
 
-    def begin(self, index: int, seed: int, rng: np.random.Generator, ahead: bool = False) -> None:
+
+@dataclass(frozen=True)
+class Baseline:
+    """
+    What the setup's schedule comes to in one episode.
+
+    :param makespan_s: from the beginning to the last job's end, or to the cap
+    :param jct_s: float64[J], each job's time from its arrival to its end, or to the cap
+    """
+
+    makespan_s: float
+    jct_s: npt.NDArray[np.float64]
+
+    def figure_s(self, scenario: Scenario) -> float:
+        """
+        What counts: the makespan, or where jobs arrive their mean completion time.
+
+        :param scenario: the problem
+        """
+        return float(self.jct_s.mean()) if scenario.has_arrivals else self.makespan_s
+
+
+def figure_s(summary: dict[str, Any], scenario: Scenario) -> float:
+    """
+    The same of an episode that a policy has played.
+
+    :param summary: see `env.simulator.machine.episode_summary`
+    :param scenario: the problem
+    """
+    if not scenario.has_arrivals:
+        return float(summary["makespan_s"])
+    cap_s = summary["duration_s"]
+    ended = [
+        (cap_s if job["end_s"] is None else job["end_s"]) - job["arrival_s"]
+        for job in summary["jobs"].values()
+    ]
+    return float(np.mean(ended))
+
+
+def stacked(arrays: Sequence[npt.NDArray[Any]], fill: int = 0) -> npt.NDArray[Any]:
+    """
+    Arrays of different lengths in one, filled up at their ends.
+
+    :param arrays: of one type, equal in all but their first length
+    :param fill: what it is filled up with
+    """
+    longest = max(map(len, arrays))
+    shape = (len(arrays), longest, *arrays[0].shape[1:])
+    stack = np.full(shape, fill, arrays[0].dtype)
+    for row, array in zip(stack, arrays, strict=True):
+        row[: len(array)] = array
+    return stack
+
+
+class Machines:
+    """
+    Machines side by side.
+
+    :param setups: what they may play, of one layout and one size of hosts
+    :param count: B, number of machines
+    :param unprofiled: share of the episodes in which some of the jobs have no profile
+    :raises ValueError: if their hosts differ in size
+    """
+
+    def __init__(self, setups: Sequence[Setup], count: int, unprofiled: float = 0.0):
+        if len({setup.factory.size for setup in setups}) > 1:
+            raise ValueError("scenarios that are played side by side need hosts of one size")
+        self.setups, self.unprofiled = setups, unprofiled
+        self.layout = setups[0].tokens.layout
+        self.hosts = setups[0].factory.new_hosts(count)
+        longest = max(setup.factory.trace_length for setup in setups)
+        self.targets = np.zeros((count, longest))
+        self.playing = np.zeros(count, np.int64)
+        tables: list[TokenTable] = [setup.tokens for setup in setups]
+        self.rows = stacked([table.edits.rows for table in tables])
+        self.n_edits = np.array([len(table.edits) for table in tables])
+        self._blank = stacked([table.blank for table in tables])
+        self._sets = stacked([table.sets for table in tables])
+        self._n_sets = np.array([len(table.sets) for table in tables])
+        self.slot_of = stacked([table.slot_of for table in tables], NO_EDIT)
+        self.edit_of = stacked([setup.edit_of for setup in setups])
+
+    def setup(self, index: int) -> Setup:
+        """
+        What a machine plays.
+
+        :param index: of the machine
+        """
+        return self.setups[self.playing[index]]
+
+    def begin(
+        self, index: int, number: int, seed: int, rng: np.random.Generator, ahead: bool = False
+    ) -> None:
         """
         Start an episode.
 
         :param index: of the machine
+        :param number: of the setup
         :param seed: of its trace
         :param rng: of everything else
         :param ahead: whether some jobs are done already
         """
-        self.factory.begin(self.hosts, self.targets, index, seed, rng)
+        self.playing[index] = number
+        factory, host = self.setups[number].factory, self.hosts[index]
+        factory.begin(self.hosts, self.targets, index, seed, rng)
         if ahead:
-            self.factory.head_start(self.hosts[index], rng)
+            factory.head_start(host, rng)
+        if self.unprofiled > 0.0 and rng.random() < self.unprofiled:
+            n_jobs = len(factory.scenario.jobs)
+            host["job_known"][rng.permutation(n_jobs)[: rng.integers(n_jobs) + 1]] = 0
 
-    def baseline_s(self, index: int) -> float:
+    def baseline(self, index: int) -> Baseline:
         """
-        What the baseline needs for an episode that has just begun, on a copy of the machine [s].
+        What the schedule comes to in an episode that has just begun, on a copy of the machine.
 
         :param index: of the machine
         """
-        host, plan = self.hosts[index : index + 1].copy(), self._plan
+        setup, host = self.setup(index), self.hosts[index : index + 1].copy()
+        plan = setup.schedule
         run_schedule_at(
             host, 0, self.targets[index], plan.jobs, plan.order, plan.late, plan.threshold_qps,
-            *self._sets,
+            plan.at_once, setup.choices, 0.0, 0.0, math.inf,
         )  # fmt: skip
+        n_jobs, cap_s = len(setup.scenario.jobs), float(host["duration_s"][0])
+        ended_s = np.minimum(host["end_s"][0, :n_jobs], cap_s)
         done = (host["true_state"] == DONE).all()
-        return float(host["now_s" if done else "duration_s"][0])
+        # What a head start has done ended before it could arrive.
+        jct_s = np.maximum(ended_s - host["arrival_s"][0, :n_jobs], 0.0)
+        return Baseline(float(host["now_s"][0]) if done else cap_s, jct_s)
 
     def observe(self, index: int, row: npt.NDArray[np.float32]) -> None:
         """
@@ -84,15 +178,16 @@ class Group:
         :param index: of the machine
         :param row: float32[size], receives them
         """
-        table = self.tokens
-        write_row_at(self.hosts, index, table.blank, table.sets, table.slot_of, self.offsets, row)
+        table = self.setup(index).tokens
+        write_row_at(
+            self.hosts, index, table.blank, table.sets, table.slot_of, self.layout.offsets, row
+        )
 
     def step(
         self,
         some: slice,
         chosen: npt.NDArray[np.int64],
         terms: npt.NDArray[np.float64],
-        rewards: npt.NDArray[np.float32],
         ended: npt.NDArray[np.int64],
         observations: npt.NDArray[np.float32],
     ) -> None:
@@ -102,125 +197,37 @@ class Group:
         :param some: which machines
         :param chosen: int64[n], their slots
         :param terms: float64[n, len(TERMS)], receives the reward terms
-        :param rewards: float32[n], receives their sums
         :param ended: int64[n], receives 0, `TERMINATED` or `TRUNCATED`
         :param observations: float32[n, size], receives the tokens
         """
-        table = self.tokens
         step_tokens_batch(
-            self.hosts[some], table.edits.rows, self.targets[some], self.edit_of, chosen, 1.0,
-            terms, rewards, ended, table.blank, table.sets, table.slot_of, self.offsets,
-            observations,
+            self.hosts[some], self.playing[some], self.rows, self.targets[some], self.edit_of,
+            chosen, 1.0, terms, ended, self._blank, self._sets, self._n_sets, self.slot_of,
+            self.layout.offsets, observations,
         )  # fmt: skip
 
-
-def common_layout(scenarios: Sequence[Scenario]) -> Layout:
-    """
-    Room for the largest of some scenarios.
-
-    :param scenarios: the problems
-    """
-    return Layout(
-        max(len(scenario.jobs) for scenario in scenarios),
-        max(scenario.machine.vcpus for scenario in scenarios),
-    )
-
-
-class MixedVecEnv(HostBatch):
-    """
-    As many machines of each scenario as of the others.
-
-    :param scenarios: the problems
-    :param each: number of machines of one scenario
-    :param seed: of the training traces and everything else that is random
-    :param variation: how episodes differ beyond their trace
-    :param layout: of the tokens; room for the largest scenario if none is given
-    :param threads: that step the machines
-    """
-
-    STREAM = 1
-
-    def __init__(
-        self,
-        scenarios: Sequence[Scenario],
-        each: int,
-        seed: int = 0,
-        variation: Variation | None = None,
-        layout: Layout | None = None,
-        threads: int = 1,
-    ):
-        self.layout = layout or common_layout(scenarios)
-        super().__init__(each * len(scenarios), self.layout.size, len(self.layout.slots))
-        self.each = each
-        self.groups = [
-            Group(EpisodeFactory(one, variation=variation), each, self.layout) for one in scenarios
-        ]
-        count = self.num_envs
-        self._chosen = np.zeros(count, np.int64)
-        self._units = np.ones(count, np.float32)  # what a reward is multiplied with
-        self._baselines_s = np.zeros(count)
-        self._pool = ThreadPool(threads)
-        piece = min(HOSTS_AT_ONCE, each)
-        self._pieces = [
-            (group, slice(at, min(at + piece, each)), number * each)
-            for number, group in enumerate(self.groups)
-            for at in range(0, each, piece)
-        ]
-        self.seed(seed)
-
-    def reset(self) -> npt.NDArray[np.float32]:
-        """Start an episode on every machine, in different phases; float32[B, size]."""
-        self._returns[:] = 0.0
-        observations = self._next_buffer()
-        for index in range(self.num_envs):
-            self._begin(index, ahead=True)
-        return observations
-
-    def step_async(self, actions: npt.NDArray[np.int64]) -> None:
+    def keep(self, some: npt.NDArray[np.bool_]) -> None:
         """
-        Remember the slots, int[B].
+        Drop the other machines.
 
-        :param actions: int64[B], index of each slot
-        :raises ValueError: if one is not in the action space; the kernel checks no bounds
+        :param some: bool[B], which stay
         """
-        actions = np.asarray(actions)
-        if actions.min() < 0 or actions.max() >= len(self.layout.slots):
-            raise ValueError(f"slots must lie from 0 to {len(self.layout.slots) - 1}")
-        self._chosen[:] = actions
+        self.hosts, self.targets = self.hosts[some], self.targets[some]
+        self.playing = self.playing[some]
 
-    def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
-        """Step every machine; ended ones begin a new episode."""
-        observations = self._next_buffer()
-        rewards = np.empty(self.num_envs, np.float32)
+    def summary(self, index: int) -> dict[str, Any]:
+        """
+        The figures of an episode that has ended.
 
-        def step(piece: tuple[Group, slice, int]) -> None:
-            group, some, first = piece
-            here = slice(first + some.start, first + some.stop)
-            group.step(
-                some, self._chosen[here], self._terms[here], rewards[here], self._ended[here],
-                observations[here],
-            )  # fmt: skip
+        :param index: of the machine
+        """
+        return episode_summary(self.hosts[index], self.setup(index).scenario)
 
-        self._pool.share(step, self._pieces)
-        rewards *= self._units
-        self._returns += rewards
-        infos = [self._nothing] * self.num_envs
-        dones = self._ended != 0
-        for index in np.flatnonzero(dones).tolist():
-            infos[index] = self._final_info(index, observations)
-            self._begin(index)
-        return observations, rewards, dones, infos
 
-    def _summary(self, index: int) -> dict[str, Any]:
-        group = self.groups[index // self.each]
-        summary = episode_summary(group.hosts[index % self.each], group.scenario)
-        over = summary["makespan_s"] / self._baselines_s[index]
-        return summary | {"scenario": group.scenario.name, "over_baseline": over}
+def no_terms(count: int) -> npt.NDArray[np.float64]:
+    """
+    Room for reward terms, float64[count, len(TERMS)].
 
-    def _begin(self, index: int, ahead: bool = False) -> None:
-        group, own = self.groups[index // self.each], index % self.each
-        group.begin(own, self._next_trace(), self._rng, ahead)
-        self._partial[index], self._returns[index] = ahead, 0.0
-        self._baselines_s[index] = group.baseline_s(own)
-        self._units[index] = BASELINE_RETURN * UNIT_S / max(self._baselines_s[index], UNIT_S)
-        group.observe(own, self._observations[0][index])
+    :param count: number of machines
+    """
+    return np.zeros((count, len(TERMS)))

@@ -3,108 +3,128 @@ Imitation for many scenarios at once: a teacher for each, one network that follo
 
 In rounds, as in `training.imitation`: first the teachers play, then the network does on half of the
 machines, and its teacher says what it should have done (DAgger). Nine decisions of ten keep; of
-those only some are learned from, at the weight of all.
+those only some are learned from.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from env.allocation import mask_of
+from env.physics.compiled import compiled
 from env.sets.pointers import legal_slots
-from env.simulator.machine import EpisodeFactory
-from training.evaluation.schedule_search import Schedule
 from training.general.attention_policy import AttentionPolicy
-from training.general.machines import Group, MixedVecEnv
-from training.imitation.expert import expert_edits, find_schedule
+from training.general.machines import Machines, stacked
+from training.general.mixed_env import MixedVecEnv
+from training.imitation.expert import expert_edit
 from training.imitation.fit_network import minibatches
 from training.recipe import Imitation
 
 KEPT = 0.15
 """Share of the decisions to keep that are learned from."""
 
+KEEPING_COUNTS = 0.4
+"""What a decision to keep counts beside an edit. Who keeps where the teacher would have started a
+job keeps again at the next poll; who edits where it would have kept loses little."""
+
 VALUE_WEIGHT = 0.05
 """Of the squared error of the value; the policy's loss is a log-probability."""
 
 
-class Teacher:
+@compiled
+def teach_batch(
+    hosts, playing, rows, n_edits, jobs, n_jobs, order, late, threshold_qps, at_once, choices,
+    n_choices, overflow, release, unprobed, edits,
+):  # fmt: skip
     """
-    A schedule, followed edit by edit on the machines of a group (`training.imitation.expert`).
+    What the teacher of each host's scenario would do (`training.imitation.expert.expert_edit`).
 
-    :param schedule: what it follows
-    :param group: the machines
-    :param imitation: how it follows
+    :param hosts: structured array[B]
+    :param playing: int64[B], the scenario of each host
+    :param rows: int64[S, most_edits, 7]
+    :param n_edits: int64[S]
+    :param jobs: int64[S, most_jobs, 6], see `training.evaluation.schedule_search.Schedule`
+    :param n_jobs: int64[S]
+    :param order: int64[S, most_jobs]
+    :param late: int64[S]
+    :param threshold_qps: float64[S]
+    :param at_once: int64[S]
+    :param choices: int64[S, most_choices, 2]
+    :param n_choices: int64[S]
+    :param overflow: int64[S], bit masks
+    :param release: see `training.recipe.Imitation`, as the next
+    :param unprobed: factor on the threshold while there is no probe
+    :param edits: int64[B], receives the edits
+    """
+    for b in range(hosts.shape[0]):
+        s = playing[b]
+        edits[b] = expert_edit(
+            hosts[b], rows[s, : n_edits[s]], jobs[s, : n_jobs[s]], order[s, : n_jobs[s]], late[s],
+            threshold_qps[s], at_once[s], choices[s, : n_choices[s]], overflow[s], release,
+            unprobed,
+        )  # fmt: skip
+
+
+class Teachers:
+    """
+    The schedules of all setups, followed edit by edit.
+
+    :param machines: that play them
+    :param imitation: how they are followed
     """
 
-    def __init__(self, schedule: Schedule, group: Group, imitation: Imitation):
-        self.group, self._schedule = group, schedule
-        service = group.scenario.service
-        sets = (service.core_choices[0], service.core_choices[-1], service.sets[-1])
-        self._sets = [mask_of(cores) for cores in sets]
-        self._imitation = imitation
-        self._edits = np.zeros(len(group.hosts), np.int64)
+    def __init__(self, machines: Machines, imitation: Imitation):
+        self._machines, self._imitation = machines, imitation
+        schedules = [setup.schedule for setup in machines.setups]
+        choices = [setup.choices for setup in machines.setups]
+        self._tables = (
+            stacked([one.jobs for one in schedules]),
+            np.array([len(one.jobs) for one in schedules]),
+            stacked([one.order for one in schedules]),
+            np.array([one.late for one in schedules]),
+            np.array([one.threshold_qps for one in schedules], np.float64),
+            np.array([one.at_once for one in schedules]),
+            stacked(choices),
+            np.array([len(one) for one in choices]),
+            np.array([setup.overflow for setup in machines.setups]),
+        )
+        self._edits = np.zeros(len(machines.hosts), np.int64)
 
     def slots(self) -> np.ndarray:
-        """What each machine should do now, int64[n]."""
-        schedule, group, imitation = self._schedule, self.group, self._imitation
-        expert_edits(
-            group.hosts, group.tokens.edits.rows, schedule.jobs, schedule.order, schedule.late,
-            schedule.threshold_qps, *self._sets, imitation.release, imitation.unprobed,
-            self._edits,
+        """What each machine should do now, int64[B]."""
+        machines, imitation = self._machines, self._imitation
+        teach_batch(
+            machines.hosts, machines.playing, machines.rows, machines.n_edits, *self._tables,
+            imitation.release, imitation.unprobed, self._edits,
         )  # fmt: skip
-        return group.tokens.slot_of[self._edits]
-
-
-def find_teachers(
-    environments: MixedVecEnv, seed: int, imitation: Imitation
-) -> tuple[list[float], list[Teacher]]:
-    """
-    A teacher for each scenario, by a search without drawn physics.
-
-    :param environments: the machines
-    :param seed: of the searches
-    :param imitation: how long they are
-    :return: the mean makespans of the schedules on the traces of the search [s], and the teachers
-    """
-    makespans_s, teachers = [], []
-    for group in environments.groups:
-        factory = EpisodeFactory(group.scenario)
-        makespan_s, schedule = find_schedule(factory, seed, imitation)
-        makespans_s.append(makespan_s)
-        teachers.append(Teacher(schedule, group, imitation))
-    return makespans_s, teachers
+        return machines.slot_of[machines.playing, self._edits]
 
 
 def imitate(
-    policy: AttentionPolicy,
-    environments: MixedVecEnv,
-    teachers: Sequence[Teacher],
-    seed: int,
-    imitation: Imitation,
+    policy: AttentionPolicy, environments: MixedVecEnv, seed: int, imitation: Imitation
 ) -> None:
     """
-    Fit a fresh policy to the teachers, round by round.
+    Fit a fresh policy to the teachers, round by round, from small scenarios to all.
 
     :param policy: what learns
-    :param environments: the machines that they play on
-    :param teachers: one for each group of machines
+    :param environments: the machines that teachers and policy play on
     :param seed: of slips and the order of minibatches
     :param imitation: how long, and with which hyperparameters
     """
     rng = np.random.default_rng([seed, imitation.n_steps])
-    observations: Any = environments.reset()
-    chosen: list[list[np.ndarray]] = [[], [], [], []]
-    count, each = environments.num_envs, environments.each
-    students = np.arange(count) % each < each // 2
+    teachers = Teachers(environments.machines, imitation)
+    chosen: list[list[np.ndarray]] = [[], [], []]
+    count, all_of_them = environments.num_envs, environments.reach
+    students = np.arange(count) < count // 2
     for turn, epochs in enumerate(imitation.epochs):
+        environments.reach = -(-all_of_them * (turn + 1) // len(imitation.epochs))
+        observations: Any = environments.reset()
         shape = (imitation.n_steps, count)
         rewards, ended = np.empty(shape, np.float32), np.empty(shape, bool)
         picked = np.empty(shape, bool)
         for step in range(imitation.n_steps):
-            told = np.concatenate([teacher.slots() for teacher in teachers])
+            told = teachers.slots()
             picked[step] = (told != 0) | (rng.random(count) < KEPT)
             chosen[0].append(observations[picked[step]])
             chosen[1].append(told[picked[step]])
@@ -113,33 +133,39 @@ def imitate(
                 taken[students] = policy.best(observations[students])
             astray = ~students & (rng.random(count) < imitation.random_edits)
             for index in np.flatnonzero(astray).tolist():
-                group, own = environments.groups[index // each], index % each
-                taken[index] = random_slot(group, own, observations[index], rng)
+                taken[index] = random_slot(environments, observations[index], rng)
             observations, rewards[step], ended[step], _ = environments.step(taken)
         returns, later = np.empty(shape, np.float32), np.full(count, np.nan, np.float32)
         for step in reversed(range(imitation.n_steps)):
             later = rewards[step] + np.where(ended[step], np.float32(0.0), later)
             returns[step] = later
         chosen[2] += [row[some] for row, some in zip(returns, picked, strict=True)]
-        data = [np.concatenate(part) for part in chosen[:3]]
+        data = [np.concatenate(part) for part in chosen]
+        chosen = [[part] for part in data]
         seen = data[2][~np.isnan(data[2])]
         if turn == 0 and len(seen):
             with torch.no_grad():
                 policy.network.value.bias.fill_(float(seen.mean()))
-        fit(policy, data, epochs, rng, imitation)
+        agreed = fit(policy, data, epochs, rng, imitation)
+        print(
+            f"imitation, round {turn + 1}: {len(data[0])} decisions, "
+            f"{100 * agreed:.1f} % of the last ones as taught",
+            flush=True,
+        )
 
 
-def random_slot(group: Group, index: int, tokens: np.ndarray, rng: np.random.Generator) -> np.int64:
+def random_slot(
+    environments: MixedVecEnv, tokens: np.ndarray, rng: np.random.Generator
+) -> np.int64:
     """
     A legal slot at random.
 
-    :param group: the machines
-    :param index: of the machine
-    :param tokens: float32[size], what it shows
+    :param environments: the machines
+    :param tokens: float32[size], what one of them shows
     :param rng: the source
     """
-    legal = np.zeros(len(group.tokens.layout.slots), np.float32)
-    legal_slots(tokens, group.offsets, legal)
+    legal = np.zeros(len(environments.layout.slots), np.float32)
+    legal_slots(tokens, environments.layout.offsets, legal)
     return np.int64(rng.choice(np.flatnonzero(legal)))
 
 
@@ -149,7 +175,7 @@ def fit(
     epochs: int,
     rng: np.random.Generator,
     imitation: Imitation,
-) -> None:
+) -> float:
     """
     Fit the policy to all demonstrations so far.
 
@@ -158,14 +184,16 @@ def fit(
     :param epochs: passes over them
     :param rng: of the order
     :param imitation: its hyperparameters
+    :return: the probability of what was taught, a geometric mean over the last fifty minibatches
     """
     observations, slots, returns = map(torch.from_numpy, data)
-    weights = torch.where(slots == 0, 1.0 / KEPT, 1.0)
+    weights = torch.where(slots == 0, KEEPING_COUNTS / KEPT, 1.0)
     weights /= weights.mean()
     optimiser = torch.optim.Adam(policy.network.parameters(), imitation.learning_rate)
     batches = list(minibatches(len(slots), epochs, imitation.batch_size, rng))
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, len(batches))
     policy.set_training_mode(True)
+    agreed: list[float] = []
     for rows in batches:
         values, log_probs, _ = policy.evaluate_actions(observations[rows], slots[rows])
         assert log_probs is not None
@@ -178,4 +206,6 @@ def fit(
         nn.utils.clip_grad_norm_(policy.network.parameters(), 1.0)
         optimiser.step()
         decay.step()
+        agreed.append(float(log_probs.detach().mean()))
     policy.set_training_mode(False)
+    return float(np.exp(np.mean(agreed[-50:])))

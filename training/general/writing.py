@@ -50,7 +50,7 @@ def training_arrays(policy: AttentionPolicy) -> Arrays:
     arrays: Arrays = {}
     for name, parameter in policy.network.named_parameters():
         plain = name.replace(".", "_")
-        if name.startswith(("judge", "value")):
+        if name.startswith(("critic", "value")):
             arrays[plain] = parameter.detach().numpy()
         state = policy.optimizer.state.get(parameter)
         for kind, moment in (("mean", "exp_avg"), ("square", "exp_avg_sq")):

@@ -8,7 +8,7 @@ from stable_baselines3 import PPO
 
 from env.allocation import mask_of
 from env.simulator.vector_env import ColocationVecEnv
-from training.evaluation.schedule_search import Schedule
+from training.evaluation.schedule_search import Schedule, choices_of
 from training.imitation.expert import expert_edits
 from training.recipe import Imitation
 
@@ -46,17 +46,16 @@ class Demonstrations:
         """
         environments, imitation = self.environments, self.imitation
         factory, half = environments.factory, environments.num_envs // 2
-        service = environments.scenario.service
-        sets = (service.core_choices[0], service.core_choices[-1], service.sets[-1])
-        least, most, overflow = map(mask_of, sets)
+        choices = choices_of(environments.scenario)
+        overflow = mask_of(environments.scenario.service.sets[-1])
         n_features = factory.observation_size - len(factory.table)
         observations = self._latest
         for step in range(self.demonstrated, self.demonstrated + imitation.n_steps):
             self.observations[step] = observations
             expert_edits(
                 environments.hosts, factory.table.rows, schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, least, most, overflow, imitation.release,
-                imitation.unprobed, self.edits[step],
+                schedule.late, schedule.threshold_qps, schedule.at_once, choices, overflow,
+                imitation.release, imitation.unprobed, self.edits[step],
             )  # fmt: skip
             taken = self.edits[step].copy()
             if student is not None:

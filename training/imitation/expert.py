@@ -12,6 +12,7 @@ from env import action
 from env.codes import BACKGROUND, DONE, KEEP, NORMAL, PENDING, PLACE, SERVICE, START
 from env.observation import WORST
 from env.physics.compiled import compiled
+from env.reward import VIOLATION_WEIGHT
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import EpisodeStart
@@ -24,6 +25,7 @@ from training.evaluation.schedule_search import (
     WEIGHT,
     Schedule,
     general_schedule,
+    set_for,
 )
 from training.recipe import Imitation
 
@@ -42,8 +44,15 @@ def _legal_edit(h, rows, kind, job, cores, weight, threads):
 
 
 @compiled
+def _up_to(choices, most, qps, threshold_qps):
+    """The smallest of memcached's sets that serves a load, a bit mask; `most` if none does."""
+    fitting = set_for(choices, qps, threshold_qps)
+    return most if fitting == choices[-1, 0] else fitting
+
+
+@compiled
 def expert_edit(
-    h, rows, jobs, order, late, threshold_qps, least, most, overflow, release, unprobed
+    h, rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release, unprobed
 ):
     """
     The edit that brings a host nearer to a `Schedule`.
@@ -58,10 +67,10 @@ def expert_edit(
     :param jobs: the schedule's, as the next three
     :param order: in which jobs that may start do so
     :param late: the jobs' last places are for when so many are unfinished, or fewer
-    :param threshold_qps: load above which memcached holds its refuge [requests/s]
-    :param least: memcached's smallest set, a bit mask as the next two
-    :param most: its refuge
-    :param overflow: its largest set
+    :param threshold_qps: load that memcached's smallest set serves [requests/s]
+    :param at_once: jobs that run side by side at most
+    :param choices: int64[k, 2], see `training.evaluation.schedule_search.choices_of`
+    :param overflow: memcached's largest set, a bit mask
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
     :return: index of the edit
@@ -71,21 +80,19 @@ def expert_edit(
     elif h.worst_p95_us > h.slo_us:
         threshold_qps *= max(h.slo_us / h.worst_p95_us, 1.0 / WORST)
     strained = h.refuge_p95_us > h.slo_us
-    if strained:
-        most = overflow
-    service = h.desired_service
-    if h.qps > threshold_qps:
-        service = most
-    elif h.qps < release * threshold_qps:
-        service = least
+    most = overflow if strained else choices[-1, 0]
+    service = _up_to(choices, most, h.qps, threshold_qps)
+    if service < h.desired_service:  # sets grow, and so do their bit masks
+        service = min(_up_to(choices, most, h.qps / release, threshold_qps), h.desired_service)
     if service != h.desired_service:
         edit = _legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
             return edit
-    unfinished = 0
+    unfinished = active = 0
     for job in range(jobs.shape[0]):
         if h.job_state[job] != DONE:
             unfinished += 1
+            active += h.state[job] != PENDING
     left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
     for position in range(order.shape[0]):
@@ -94,7 +101,7 @@ def expert_edit(
             continue
         if h.state[job] == PENDING:
             before = jobs[job, AFTER]
-            if before < 0 or h.job_state[before] == DONE:
+            if active < at_once and (before < 0 or h.job_state[before] == DONE):
                 edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
                 if edit != KEEP:
                     return edit
@@ -111,12 +118,13 @@ def expert_edit(
 
 @compiled
 def expert_edits(
-    hosts, rows, jobs, order, late, threshold_qps, least, most, overflow, release, unprobed, edits
-):
+    hosts, rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release, unprobed,
+    edits,
+):  # fmt: skip
     """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
         edits[b] = expert_edit(
-            hosts[b], rows, jobs, order, late, threshold_qps, least, most, overflow, release,
+            hosts[b], rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release,
             unprobed,
         )  # fmt: skip
 
@@ -125,14 +133,16 @@ def find_schedule(
     factory: EpisodeFactory, seed: int, imitation: Imitation
 ) -> tuple[float, Schedule]:
     """
-    The schedule to imitate: good on training traces, with the profile's physics.
+    The schedule to imitate: of little cost on training traces, with the profile's physics.
+
+    Violations that are to be expected cost what the reward charges for them.
 
     :param factory: the problem as the profile has it
     :param seed: of the training run
     :param imitation: how long to search, and on how many traces
-    :return: its mean makespan on those traces [s], and the schedule
+    :return: its mean cost on those traces [s], see `schedule_search.Search.cost`, and the schedule
     """
     count = imitation.search_traces
     starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, count, "training")]
     rng = np.random.default_rng([seed, count])
-    return general_schedule(factory, starts, imitation.search_evaluations, rng)
+    return general_schedule(factory, starts, imitation.search_evaluations, rng, VIOLATION_WEIGHT)

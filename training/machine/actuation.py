@@ -17,8 +17,9 @@ from deploy.engines.memcached import Memcached
 from deploy.jobs import gate
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.runtimes import Instance, Runtime
-from deploy.linux.sensors import StatsConnection, ThreadClock
+from deploy.linux.sensors import ThreadClock
 from deploy.linux.service_process import identify, pin
+from deploy.linux.stats_connection import StatsConnection
 from env.allocation import Weight
 from env.scenario import Job
 from env.simulator.load import LoadTrace

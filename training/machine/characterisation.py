@@ -6,13 +6,17 @@ Measure a machine, explain it, and fit a profile to it.
 
 The first form measures this machine: memcached alone and beside something, the jobs alone, under
 pressure and in pairs, and how long changes take. It writes the tables, a profile, a scenario with a
-load and an SLO that suit the machine, and a report. Interrupted, it goes on where it was. The
-second form analyses published tables in the same way.
+load and an SLO that suit the machine, and a report. Jobs of the scenario may be any commands, also
+ones that no profile knows. It ends with a rehearsal (`training.refinement.rehearsal`), which says
+what the profile is good enough for, and then corrects it. Interrupted, it goes on where it was.
+The second form analyses published tables in the same way.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,10 +43,11 @@ from env.simulator.profile import Background, load_profile
 from training.analysis.findings import job_times
 from training.machine import experiment, preflight, published
 from training.machine.fit_machine import fit_machine, write_profile
-from training.machine.fit_pairs import fit_pairs
+from training.machine.job_traits import fit_pairs
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store
+from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store, job_runs
 from training.machine.testbed import Testbed, open_testbed
+from training.refinement.rehearsal import rehearse
 
 
 def parser() -> OneLineParser:
@@ -59,8 +64,9 @@ def parser() -> OneLineParser:
     add(
         "--minutes",
         type=number(1.0),
-        help="no rounds are added after so much time (22, --quick 2.25); larger, the same command "
-        "goes on with what is not known yet",
+        help="no rounds are added after so much time (22, --quick 1.6); jobs that cannot be cut "
+        "have a budget of their own besides, 30 (4.7), or so much where that is more; larger, the "
+        "same command goes on with what is not known yet",
     )
     add(
         "--factors",
@@ -85,7 +91,8 @@ def _mode_of(given: argparse.Namespace) -> CampaignPlan:
     """What the command line asks for."""
     mode = QUICK if given.quick else FULL
     if given.minutes is not None:
-        mode = replace(mode, limit_s=60.0 * given.minutes)
+        limit_s = 60.0 * given.minutes
+        mode = replace(mode, limit_s=limit_s, whole_s=max(mode.whole_s, limit_s))
     if given.factors is not None:
         mode = replace(mode, factors=tuple(given.factors))
     return mode
@@ -118,13 +125,16 @@ def characterise(
         testbed.require_images(scenario.jobs)
         measure(scenario, mode, store, testbed)
         background = Background(mechanism=testbed.background, kernel=platform.release())
-    latency, jobs, actuation = (store.table(name) for name in ("latency", "jobs", "actuation"))
+    latency, jobs, actuation = store.table("latency"), job_runs(store), store.table("actuation")
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
     profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
     profile = profile.model_copy(update={"background": background})
-    rule = write_profile(profile, scenario, latency, out)
-    lines, summary = write_report(load_scenario(out / "scenario.yaml"), profile, measured, out)
+    rule = write_profile(profile, scenario, latency, store.table("capacity"), out)
+    derived = load_scenario(out / "scenario.yaml")
+    verdicts, profile = rehearse(derived, profile, out)
+    measured = replace(measured, verdicts=verdicts)
+    lines, summary = write_report(derived, profile, measured, out)
     return [rule, *lines], summary
 
 
@@ -168,8 +178,14 @@ def table_of(summary: pd.DataFrame) -> Table:
     for name in summary.columns:
         view.add_column(name, justify="left" if name == "measured" else "right")
     for row in summary.itertuples(index=False):
-        view.add_row(*(f"{v:.1%}" if isinstance(v, float) else str(v) for v in row))
+        view.add_row(*map(_cell, row))
     return view
+
+
+def _cell(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "-" if math.isnan(value) else f"{value:.1%}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -179,24 +195,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     given = parser().parse_args(argv)
+    os.umask(os.umask(0) | 0o022)  # nobody else may write to what root makes
     interrupt_on_stop()
     summary = None
     with exit_on_bad_input(f"stopped; the same command goes on from {given.out}"):
         if given.data is not None:
             lines = published.write_report(given.data, given.out)
         else:
-            scenario = load_scenario(given.scenario)
+            scenario = load_scenario(given.scenario, unmeasured=True)
             try:
                 lines, summary = characterise(
                     scenario, _mode_of(given), given.out, given.despite_load
                 )
             except OSError as error:
                 raise InputError(f"measuring failed: {fault(error)}") from error
-    if summary is not None:
-        Console().print(table_of(summary))
-    for text in lines:
-        print(text)
-    print(f"report: {given.out / 'report.html'}")
+        if summary is not None and summary["median margin"].notna().any():
+            Console().print(table_of(summary))
+        for text in lines:
+            print(text)
+        print(f"report: {given.out / 'report.html'}")
 
 
 if __name__ == "__main__":

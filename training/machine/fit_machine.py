@@ -3,13 +3,17 @@ A profile, and a scenario, from what was measured on this machine.
 
 memcached's parameters come from the fit that `training.calibrate` uses, with its priors: sweeps of
 memcached alone take the place of the public scans, points beside batch work that of runs. A
-parameter that the measurements did not narrow down keeps its prior, and says so. Jobs follow
-Amdahl's law with the priors of `training.calibration.priors`. What is not measured at all is
-taken from the scenario's own profile, and says so.
+parameter that the measurements did not narrow down keeps its prior, and says so. Jobs are
+`training.machine.job_traits`'. What is not measured at all is taken from the scenario's own
+profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-and as SLO the geometric mean of its p95 there alone and beside batch work of its own weight. Where
-a disturbed sweep shows no knee, the largest throughput stands for it.
+but no more than `RECOVERS` of what it serves on its largest set once it is overloaded: a memcached
+that has fallen behind serves less than before, and under a larger load would never catch up after
+a hiccup. The SLO is the geometric mean of its p95 there alone and beside batch work of its own
+weight. Where a disturbed sweep shows no knee, the largest throughput stands for it. A shared host's
+speed changes within a minute, and the scans for the largest throughput are from other minutes than
+the sweeps: where they show an earlier knee, it counts, and p95 alone is as much higher as theirs.
 """
 
 from __future__ import annotations
@@ -22,10 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import yaml
-from scipy.optimize import least_squares
 
 from env.errors import InputError
-from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import OPTIONAL_HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.scenario import Scenario, load_scenario
@@ -34,25 +36,25 @@ from training.analysis.curves import knee_qps, saturation_qps, trusted
 from training.analysis.findings import ALONE, curves
 from training.analysis.queueing import SATURATED
 from training.calibration.intervals import Intervals
-from training.calibration.priors import FREE, JOB_PRIORS, SERVICE_PRIORS
+from training.calibration.priors import FREE, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
 from training.calibration.year_profile import HOST_KNOWN
-from training.machine.measure import BACKGROUND, EQUAL
+from training.machine.job_traits import HERE, NARROWED, job_traits
+from training.machine.pressure import BACKGROUND, EQUAL
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
 LOAD_OVER_KNEE = 1.15
+RECOVERS = 0.9
+LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
 LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
 WAKE = 1 / 12  # the course's 15K of 180K
 APART = 1.25  # p95 beside equal-weight work over p95 alone, under which the SLO tells nothing
 SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machine
-NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
-JOB_SD = 0.03  # of ln(time) of one run of a job
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
-HERE = "measured here"
 Z_90 = 1.2816  # the 90th percentile of a standard normal
 NORMAL_MEDIAN = 0.6745  # the median of its absolute value
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
@@ -94,7 +96,7 @@ def fit_machine(
         siblings=tuple(scenario.machine.sibling_of(c) for c in range(scenario.machine.vcpus)),
         service=service,
         costs=_costs(points, service["core_capacity_qps"].value),
-        jobs={job.name: _job(job.name, jobs, base) for job in scenario.jobs},
+        jobs={job.name: job_traits(job.name, jobs, base) for job in scenario.jobs},
         host=_host(scenario, base, actuation),
         vm_speed=Parameter(value=1.0, spread=0.05, unit="1", source="prior: one machine only"),
     )
@@ -220,7 +222,7 @@ def _scans(scenario: Scenario, alone: pd.DataFrame, scale: _Scale) -> Scans:
         capacity=np.array(capacity),
         siblings=_siblings(scenario),
         idle_sd=SAME_MACHINE,
-        client=np.where(alone["shares_client"] > 0, alone["client_cores"].clip(0.0, 0.95), 0.0),
+        client=_client(alone),
     )
 
 
@@ -255,7 +257,14 @@ def _intervals(scenario: Scenario, shared: pd.DataFrame, scale: _Scale) -> Inter
         equal=np.where(background, 0.0, busy),
         pressure=np.zeros(count),
         siblings=_siblings(scenario),
+        client=_client(shared),
     )
+
+
+def _client(points: pd.DataFrame) -> FloatArray:
+    """What the load generator took of the vCPU that it shares with memcached, if it does."""
+    used = points["client_cores"].clip(0.0, 0.95)
+    return np.where(points["shares_client"] > 0, used, 0.0)
 
 
 def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
@@ -297,66 +306,6 @@ def _power(value: float) -> Parameter:
     return Parameter(
         value=significant(min(max(value, 0.05), 1.0)), spread=COST_SD, unit="1", source=HERE
     )
-
-
-def _job(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
-    """Work and serial fraction of one job from its times alone, by Amdahl's law."""
-    alone = trusted(jobs, ["job", "threads", "beside"])
-    alone = alone[(alone["job"] == name) & (alone["beside"] == ALONE)].dropna(subset=["real_s"])
-    if alone.empty:
-        if name in base.jobs:
-            return {
-                field: parameter.model_copy(
-                    update={"source": f"prior (profile {base.name}): {parameter.source}"}
-                )
-                for field, parameter in base.jobs[name].items()
-            }
-        raise InputError(f"job {name}: did not end in time, and profile {base.name} lacks it")
-    threads = alone["threads"].to_numpy(np.float64)
-    overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
-    work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
-    prior = JOB_PRIORS["serial_fraction"]
-
-    def residuals(x: FloatArray) -> FloatArray:
-        serial = np.exp(x[1])
-        predicted = x[0] + np.log(serial + (1.0 - serial) / threads)
-        errors = (predicted - work) / JOB_SD
-        return np.append(errors, (x[1] - math.log(prior.median)) / prior.sd)
-
-    start = [float(work[threads == threads.min()].mean()), math.log(prior.median)]
-    bounds = ([-7.0, math.log(prior.low)], [12.0, math.log(prior.high)])
-    found = least_squares(residuals, start, bounds=bounds, loss="soft_l1")
-    # A law that does not fit weighs little in the loss: what it misses by says how wrong it is.
-    missed = JOB_SD * np.sqrt(np.mean(residuals(found.x)[:-1] ** 2))
-    spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
-    many = len(set(threads)) > 1
-    values = {
-        "work_s": (math.exp(found.x[0]), max(missed, 0.02), "s", HERE),
-        "serial_fraction": (
-            math.exp(found.x[1]),
-            min(spread[1], prior.sd),
-            "1",
-            f"{HERE}, with its prior"
-            if many
-            else "prior (public runs' fit of jobs): one thread count",
-        ),
-        "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
-    }
-    result = {}
-    for field in JOB_FIELDS:
-        if field in values:
-            value, width, unit, source = values[field]
-        else:
-            known = JOB_PRIORS[field]
-            value, width, unit = known.median, known.sd, "1"
-            source = "prior (public runs' fit of jobs)"
-        result[field] = Parameter(
-            value=significant(value),
-            spread=significant(min(width, 3.0), 3),
-            unit=unit,
-            source=source,
-        )
-    return result
 
 
 def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[str, Parameter]:
@@ -440,42 +389,87 @@ def _hiccups(host: dict[str, Parameter], actuation: pd.DataFrame) -> dict[str, P
     return found
 
 
-def local_load(latency: pd.DataFrame, threads: int) -> tuple[float, float, str]:
+def local_load(
+    latency: pd.DataFrame, scans: pd.DataFrame, threads: int
+) -> tuple[float, float, str]:
     """
     The largest load and the SLO that suit this machine, by the rule of this module.
 
     :param latency: see `training.analysis.findings`
+    :param scans: the same of the scans for one vCPU's largest throughput
     :param threads: memcached's worker threads
     :return: largest load [1/s], SLO [us], and a sentence on both
     :raises InputError: if one vCPU has no knee and was not saturated
     """
     own = latency[latency["threads"] == threads]
     one = _medians(own[(own["beside"] == ALONE) & (own["cores"] == 1)])
-    knee, caution = knee_qps(one.index.to_numpy(np.float64), one.to_numpy()), ""
+    knee, caution = _knee(one), ""
     if math.isnan(knee):
-        points = curves(own.assign(source="here"))
-        points = points[(points["beside"] == ALONE) & (points["cores"] == 1)]
-        points = points.sort_values("target_qps")
-        knee = saturation_qps(points["target_qps"].to_numpy(), points["achieved_qps"].to_numpy())
+        knee = _largest_throughput(own)
         caution = "; CAUTION: p95 shows no knee, the largest throughput stands for it"
-    if math.isnan(knee):
-        raise InputError(
-            "memcached on one vCPU has no knee and served everything that was asked for: the load "
-            "generator was the limit, or the machine was too busy; measure again on a quiet machine"
-        )
-    most = LOAD_OVER_KNEE * knee
+    seen = f"knee on one vCPU {knee:,.0f}/s"
+    scanned = scans[scans["disturbed"] == 0.0].groupby("target_qps")["p95_us"].median()
+    earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
+    slowed = earlier < knee
+    if slowed:
+        knee = earlier
+        seen += f", {knee:,.0f}/s in the scans for its largest throughput"
+    most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times that"
+    served = _overloaded_qps(own)
+    if most > RECOVERS * served:
+        most = RECOVERS * served
+        chosen = f"{RECOVERS:g} of the {served:,.0f}/s that its largest set serves when overloaded"
     alone = own[own["beside"] == ALONE].groupby("cores")
     fast = min(_p95_us(curve, most) for _, curve in alone)
+    if slowed:
+        there = float(np.interp(most, scanned.index, scanned))
+        fast *= max(1.0, there / float(np.interp(most, one.index, one)))
     slow = _p95_us(own[own["beside"].str.endswith(f"({EQUAL})") & (own["cores"] == 1)], most)
     slo_us = math.sqrt(slow * fast)
     text = (
-        f"knee on one vCPU {knee:,.0f}/s; largest load {LOAD_OVER_KNEE:g} times that; "
+        f"{seen}; largest load {chosen}; "
         f"p95 there {fast:,.0f} us alone and {slow:,.0f} us beside work of memcached's weight; "
         f"SLO = their geometric mean = {slo_us:,.0f} us{caution}"
     )
     if slow < APART * fast:
         text += f"; CAUTION: less than {APART:g} times apart, so the SLO hardly tells them apart"
     return most, slo_us, text
+
+
+def _knee(p95_us: pd.Series) -> float:
+    """The knee of a curve of p95 by load [1/s]; NaN if it shows none."""
+    return knee_qps(p95_us.index.to_numpy(np.float64), p95_us.to_numpy())
+
+
+def _largest_throughput(own: pd.DataFrame) -> float:
+    """
+    What memcached alone serves at most on one vCPU [1/s].
+
+    :raises InputError: if it served all that was asked for
+    """
+    points = curves(own.assign(source="here"))
+    points = points[(points["beside"] == ALONE) & (points["cores"] == 1)]
+    points = points.sort_values("target_qps")
+    asked, given = points["target_qps"].to_numpy(), points["achieved_qps"].to_numpy()
+    found = saturation_qps(asked, given)
+    if math.isnan(found):
+        raise InputError(
+            f"memcached on one vCPU has no knee and served {given.max():,.0f}/s where at most "
+            f"{asked.max():,.0f}/s were asked for: the load generator was the limit, or the "
+            "machine was too busy; measure again on a quiet machine"
+        )
+    return found
+
+
+def _overloaded_qps(own: pd.DataFrame) -> float:
+    """What memcached alone serves on its largest set past saturation; inf if that was not seen."""
+    alone = own[own["beside"] == ALONE]
+    largest = trusted(alone[alone["cores"] == alone["cores"].max()], ["target_qps"])
+    medians = largest.groupby("target_qps")["achieved_qps"].median()
+    served = medians.index[medians >= SATURATED * medians.index]
+    # A load below one that was served is not past saturation: something disturbed it.
+    past = medians[medians.index > served.max()] if len(served) else medians
+    return float(past.median()) if len(past) else math.inf
 
 
 def _medians(curve: pd.DataFrame) -> pd.Series:
@@ -488,18 +482,21 @@ def _p95_us(curve: pd.DataFrame, qps: float) -> float:
     return float(np.interp(qps, medians.index, medians))
 
 
-def write_profile(profile: Profile, scenario: Scenario, latency: pd.DataFrame, out: Path) -> str:
+def write_profile(
+    profile: Profile, scenario: Scenario, latency: pd.DataFrame, scans: pd.DataFrame, out: Path
+) -> str:
     """
     Write `profile.yaml` and the scenario that goes with it, `scenario.yaml`.
 
     :param profile: what was fitted
     :param scenario: what it was derived from
     :param latency: see `training.analysis.findings`
+    :param scans: see `local_load`
     :param out: folder
     :return: how load and SLO were chosen
     :raises InputError: if one vCPU has no knee and was not saturated, or a file cannot be written
     """
-    most, slo_us, text = local_load(latency, scenario.service.threads)
+    most, slo_us, text = local_load(latency, scans, scenario.service.threads)
     content = scenario.model_dump(mode="json", exclude_defaults=True)
     most = round(most, -3)
     content["description"] = f"{scenario.description} Measured: {text}."

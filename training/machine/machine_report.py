@@ -36,7 +36,9 @@ from training.analysis.report_page import (
     write_page,
 )
 from training.machine.experiment import Factor
-from training.machine.measure import BACKGROUND, EQUAL, MARGIN
+from training.machine.pressure import BACKGROUND, EQUAL
+from training.machine.samples import MARGIN, SERVING
+from training.refinement.rehearsal import Verdict
 
 HERE = "here"
 RULES = (
@@ -57,6 +59,7 @@ class Measured:
     :param actuation: see `training.machine.actuation`
     :param factorial: like `latency`, a row for each run of the 2^k r experiment; may be empty
     :param factors: what that experiment varied
+    :param verdicts: what a rehearsal says of the profile
     """
 
     latency: pd.DataFrame
@@ -64,6 +67,7 @@ class Measured:
     actuation: pd.DataFrame
     factorial: pd.DataFrame
     factors: tuple[Factor, ...] = ()
+    verdicts: Sequence[Verdict] = ()
 
 
 def write_report(
@@ -87,7 +91,9 @@ def write_report(
     slo_us = scenario.service.slo_us
     found = knees(points, slo_us).drop(columns="source")
     tables = {"margins": margin, "margins-summary": summary, "knees": found, "job-times": times}
-    sections = [_trust(measured, margin, times, summary)]
+    before = "What the profile was good enough for, before it learned from its rehearsal"
+    good_for = Section(before, list(map(str, measured.verdicts)))
+    sections = [_trust(measured, margin, times, summary), good_for]
     section = Section("memcached", [RULES], tables=[found])
     for (threads, cores), own in points.groupby(["threads", "cores"]):
         name = f"latency-T{threads}C{cores}.png"
@@ -96,7 +102,7 @@ def write_report(
         section.pictures.append(name)
     section.lines += _sharing(points)
     sections.append(section)
-    sections.append(_jobs(scenario, points, measured.jobs, times, tables, out))
+    sections.append(_jobs(scenario, profile, points, measured.jobs, times, tables, out))
     sections.append(_queueing(latency, points, tables, out))
     if len(measured.factorial):
         sections.append(_experiment(measured, tables))
@@ -108,7 +114,8 @@ def write_report(
     write_page(f"{scenario.name}: this machine", sections, out / "report.html")
     lines = [line for section in sections[1:] for line in section.lines]
     told = [line for line in lines if line.startswith(("beside", "over the SLO", "bottleneck"))]
-    return [*sections[0].lines, *told], summary
+    known = _known_jobs(profile, measured.jobs)
+    return [*sections[0].lines, *told, *known, *good_for.lines], summary
 
 
 def margins(points: pd.DataFrame) -> pd.DataFrame:
@@ -174,8 +181,8 @@ def _trust(
         f"{int((jobs['disturbed'] > 0).sum())} of {len(jobs)} job runs were disturbed by other "
         "processes or a vCPU that stood still; they are used only where nothing better was got.",
         f"p95 is known to {MARGIN:.0%} (half the width of its 95 % interval) at {known} of "
-        f"{len(margin)} points (median {margin['margin'].median():.1%}), a job's time in "
-        f"{known_times} of {len(times)} cases (median {times['margin'].median():.1%}); the others "
+        f"{len(margin)} points (median {_percent(margin['margin'])}), a job's time in "
+        f"{known_times} of {len(times)} cases (median {_percent(times['margin'])}); the others "
         "stopped at the limit of rounds or of time.",
     ]
     shared = latency[latency["shares_client"] > 0]
@@ -185,7 +192,14 @@ def _trust(
             f"With {names} memcached shares a vCPU with the load generator, which comes first "
             "there: these points show this machine with its load, not memcached alone."
         )
-    return Section("How far to trust this", lines, tables=[summary])
+    tables = [summary] if summary["median margin"].notna().any() else []
+    return Section("How far to trust this", lines, tables=tables)
+
+
+def _percent(margins: pd.Series) -> str:
+    return (
+        f"{margins.median():.1%}" if margins.notna().any() else "not known: none was measured twice"
+    )
 
 
 def _sharing(points: pd.DataFrame) -> list[str]:
@@ -239,7 +253,7 @@ def _bottlenecks(latency: pd.DataFrame) -> list[str]:
             "memcached's vCPUs": float(top["cpu_util_pct"].median()) / 100.0 / servers,
             "the load generator": float(top["client_cores"].median()),
         }
-        lines.append(f"bottleneck with {threads} threads on {cores} vCPUs: {bottleneck(use)}.")
+        lines.append(f"bottleneck of T{threads}C{cores}: {bottleneck(use)}.")
     return lines
 
 
@@ -299,15 +313,46 @@ def _effects(result: Factorial) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def _known_jobs(profile: Profile, jobs: pd.DataFrame) -> list[str]:
+    """How each job was measured, and how well it is known."""
+    lines = []
+    for name, traits in profile.jobs.items():
+        own = jobs[jobs["job"] == name]
+        ended, work = own["real_s"].notna(), traits["work_s"]
+        how = f"{ended.sum()} runs, " if ended.any() else ""
+        if ended.any():
+            part = float(own["sampled"].median())
+            how += "whole" if part == 1.0 else f"of {part:.2g} of it each"
+        if not ended.all():
+            how += f"; {(~ended).sum()} stopped" if how else "none has ended"
+        cost = own["cycles"] / own["instructions"]
+        by = [
+            f"{cost[own['beside'] == beside].median():.2f} {said}"
+            for beside, said in ((ALONE, "alone"), (SERVING, "beside memcached"))
+            if cost[own["beside"] == beside].notna().any()
+        ]
+        counted = f"cycles per instruction {', '.join(by)}" if by else "CPU time, no cycles counted"
+        lines.append(
+            f"job {name}: {work.value:.3g} s of work, known to {work.spread:.0%} ({work.source}); "
+            f"{how or 'not run'}; {counted}."
+        )
+    return lines
+
+
 def _jobs(
     scenario: Scenario,
+    profile: Profile,
     points: pd.DataFrame,
     jobs: pd.DataFrame,
     times: pd.DataFrame,
     tables: dict[str, pd.DataFrame],
     out: Path,
 ) -> Section:
-    section = Section("Jobs", tables=[times[times["beside"] == ALONE].drop(columns="ratio_ci")])
+    section = Section(
+        "Jobs",
+        _known_jobs(profile, jobs),
+        tables=[times[times["beside"] == ALONE].drop(columns="ratio_ci")],
+    )
     calm = trusted(jobs, ["job", "threads", "beside"])
     # Rounds stand for sources of data: a speed-up for each of them.
     scaling = speedups(calm.assign(source=calm["rep"]))

@@ -6,11 +6,13 @@ written when it has ended, so an interrupted characterisation goes on with the n
 everything is measured `rounds[0]` times. Then the points that are not known yet are measured
 again, all of them in turns, until they are known, have been measured `rounds[1]` times, or the
 time is used up. A point is known when half the width of the 95 % interval is at most `MARGIN` of
-the mean; what other processes disturbed does not count.
+the mean; what other processes disturbed does not count. Jobs of which no part can be run have a
+budget of their own (`training.machine.samples`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,39 +23,62 @@ from pathlib import Path
 import pandas as pd
 
 from deploy.jobs.runtimes import JobFailedError, RuntimeUnavailableError
+from deploy.linux.own_folder import OwnFolder
 from deploy.load.generator import CONNECTIONS
 from env.allocation import Weight
 from env.errors import InputError, fault
+from env.inputs.text_files import read_json
 from env.scenario import Job, Scenario
 from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
 from training.machine import steadiness
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
-from training.machine.pressure import ON_SAME_CORE, SOURCES, Beside, pressure
-from training.machine.samples import SAMPLE_S, choose_part, shortened
-from training.machine.testbed import Testbed, Timing
-from training.statistics import mean_and_ci95
+from training.machine.pressure import (
+    BACKGROUND,
+    EQUAL,
+    ON_SAME_CORE,
+    SOURCES,
+    Arrangement,
+    Beside,
+    Row,
+    pressure,
+)
+from training.machine.samples import (
+    MARGIN,
+    PART_LIMIT_S,
+    SAMPLE_S,
+    SERVING,
+    WholeRun,
+    choose_part,
+    is_cut,
+    next_whole_run,
+    scaled,
+    shortened,
+)
+from training.machine.testbed import Testbed, Timing, sleep_until
+from training.statistics import margin
 
-MARGIN = 0.05  # half the width of a 95 % interval over the mean, at which a point is known
 RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
 """Loads that look for one vCPU's largest throughput: far past it, memcached serves less again."""
 
 AGREE = 0.1  # of the larger: how far the two best scans for that throughput may be apart
-SCANS = 6  # at most, before the best one is taken for what it is
+SCANS = 3  # at most, before the best one is taken for what it is
 
 GRID = (0.05, 0.3, 0.55, 0.75, 0.87, 0.95, 1.03, 1.1, 1.2, 1.3)
 """Loads over the throughput at saturation; the last four lie past it and show the plateau."""
+
+COARSE = (0.05, 0.55, 1.03, 1.3)
+"""The same beside work of memcached's weight, which sets the SLO and no more."""
 
 EXPERIMENT = (0.55, 1.75)
 """The same for the factors: one load that all combinations serve, and one that none does."""
 
 SECOND_VCPU = 0.35  # of one vCPU's throughput, that a second one beside the load may add
-BACKGROUND, EQUAL = "background", "equal"
 OVERHEAD_S = 1.5  # of a sweep, for its memcached, records and load
+START_ROOM_S = 10.0  # for the start of a container
 ACTUATION_S = {"actuation": 8.0, "docker": 20.0}
-
-Row = dict[str, object]
+NAMES = dict.fromkeys(("what", "job", "beside"), str)  # a job may be called `1` or `null`
 
 
 @dataclass(frozen=True)
@@ -65,8 +90,9 @@ class CampaignPlan:
     :param timing: of a load level
     :param rounds: of everything at least, and of a point that is not known at most
     :param limit_s: no round is added to the least ones after so much time [s]
-    :param job_limit_s: a job that takes longer [s] is not measured
+    :param whole_s: budget of all runs of jobs that cannot be cut [s]
     :param steady_s: how long hiccups are looked for under a steady load [s]
+    :param equal_grid: loads beside work of memcached's weight, in parts as `GRID`
     :param sources: pressure sources
     :param thread_counts: of memcached; empty for the scenario's own
     :param pairs: whether jobs are measured beside each other
@@ -77,62 +103,30 @@ class CampaignPlan:
     timing: Timing
     rounds: tuple[int, int]
     limit_s: float
-    job_limit_s: float
+    whole_s: float
     steady_s: float
+    equal_grid: tuple[float, ...] = GRID
     sources: tuple[str, ...] = ()
     thread_counts: tuple[int, ...] = ()
     pairs: bool = False
     factors: tuple[Factor, ...] = ()
 
 
-QUICK = CampaignPlan("quick", Timing(0.6, 0.2), (2, 3), 135.0, 20.0, 15.0)
+QUICK = CampaignPlan("quick", Timing(0.6, 0.2), (1, 3), 96.0, 280.0, 10.0, COARSE)
 FULL = CampaignPlan(
-    "full", Timing(1.0, 0.3), (3, 12), 1320.0, 900.0, 60.0, tuple(SOURCES), (1, 2), True, DEFAULT
+    *("full", Timing(1.0, 0.3), (3, 12), 1320.0, 1800.0, 60.0),
+    sources=tuple(SOURCES),
+    thread_counts=(1, 2),
+    pairs=True,
+    factors=DEFAULT,
 )
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """
-    Memcached with some threads on some vCPUs, with or without something beside it.
-
-    :param threads: memcached's worker threads
-    :param cores: its vCPUs
-    :param beside: a pressure source, or `none`
-    :param weight: of what is beside: `background`, `equal`, or empty
-    :param connections: of the load
-    """
-
-    threads: int
-    cores: tuple[int, ...]
-    beside: str = ALONE
-    weight: str = ""
-    connections: int = CONNECTIONS
-
-    @property
-    def columns(self) -> Row:
-        """The columns that tell the arrangement's rows from others."""
-        return {
-            "threads": self.threads,
-            "cores": len(self.cores),
-            "beside": f"{self.beside} ({self.weight})" if self.weight else self.beside,
-            "connections": self.connections,
-        }
-
-    @property
-    def name(self) -> str:
-        """Name of the arrangement's rounds."""
-        beside = "alone" if self.beside == ALONE else f"beside {self.columns['beside']}"
-        usual = self.connections == CONNECTIONS
-        over = "" if usual else f", {self.connections} connections"
-        return f"memcached T{self.threads}C{len(self.cores)} {beside}{over}"
 
 
 class Store:
     """
     Tables in a folder that grow round by round.
 
-    :param folder: made if it is not there
+    :param folder: made if it is not there; nobody else may write to it
     :param purpose: what the tables are of; a folder with another purpose is refused
     :raises InputError: if the folder cannot be used
     """
@@ -140,9 +134,9 @@ class Store:
     def __init__(self, folder: Path, purpose: dict[str, object]):
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            OwnFolder(folder).close()  # root writes to it
             plan = folder / "plan.json"
-            if plan.exists() and json.loads(plan.read_text(encoding="utf-8")) != purpose:
+            if plan.exists() and read_json(plan, "a characterisation's plan") != purpose:
                 raise InputError(
                     f"{folder}: holds another characterisation (scenario, mode, factors or machine "
                     "differ from its plan.json); give another folder"
@@ -160,7 +154,9 @@ class Store:
         :param name: name of the table
         """
         path = self.folder / f"{name}.csv"
-        return pd.read_csv(path) if path.exists() else pd.DataFrame({"what": [], "rep": []})
+        if not path.exists():
+            return pd.DataFrame({"what": [], "rep": []})
+        return pd.read_csv(path, dtype=NAMES, keep_default_na=False, na_values=[""])
 
     def rows(self, name: str, key: str) -> pd.DataFrame:
         """
@@ -244,17 +240,16 @@ class Task:
         return len(calm) >= least and margin(calm.tolist()) <= MARGIN
 
 
-def margin(values: Sequence[float]) -> float:
-    """
-    Half the width of the 95 % interval over the mean, infinite for a single value.
-
-    :param values: at least one measurement
-    """
-    mean, half = mean_and_ci95(values)
-    return float("inf") if half is None else half / mean
-
-
+WHOLE_COLUMNS = ("job", "threads", "beside", "real_s", "cpu_s", "cycles")
 TABLES = ("capacity", "latency", "jobs", "factorial", "actuation")
+WHOLE = "whole"
+"""The table of the runs that have a budget of their own."""
+
+SERVED = 0.4
+"""Of what one vCPU serves: memcached's load while jobs run in its background."""
+
+SERVED_PART = 0.25
+"""Of the part that is run alone: so much costs enough CPU time to be compared."""
 
 
 class Campaign:
@@ -279,6 +274,7 @@ class Campaign:
         self.store = store
         self._advance = advance
         self._spent_s = store.spent_s(TABLES)
+        self._timed: dict[str, dict[str, float]] = {}  # runs by which parts were chosen
 
     def run(self, testbed: Testbed) -> None:
         """
@@ -297,6 +293,35 @@ class Campaign:
             if self.store.rows("actuation", name).empty:
                 self._add("actuation", name, partial(measure, testbed, capacity))
         self.repeat(testbed, list(self.tasks(capacity, testbed.vcpus)))
+        self.run_whole_jobs(testbed, capacity)
+
+    def run_whole_jobs(self, testbed: Testbed, capacity: float) -> None:
+        """
+        Run the jobs that cannot be cut, as far as their budget goes.
+
+        :param testbed: the testbed to measure on
+        :param capacity: throughput of one vCPU at saturation
+        """
+        jobs = [job for job in self.scenario.jobs if not is_cut(job)]
+
+        def following() -> WholeRun | None:
+            left_s = self.mode.whole_s - self.store.spent_s([WHOLE])
+            rows = self.store.table(WHOLE).reindex(columns=WHOLE_COLUMNS)
+            return next_whole_run(jobs, testbed.vcpus, rows, left_s, self.mode.rounds[1])
+
+        while (run := following()) is not None:
+            self._add(WHOLE, run.key, partial(self._whole, testbed, run, capacity))
+
+    def _whole(self, testbed: Testbed, run: WholeRun, capacity: float) -> list[Row]:
+        columns: Row = {"job": run.job.name, "threads": run.threads, "beside": run.beside}
+        if run.beside == SERVING:
+            with self._served(testbed, capacity, run.limit_s + PART_LIMIT_S) as cores:
+                row = testbed.time_job(
+                    run.job, run.threads, cores, run.limit_s, weight=Weight.BACKGROUND
+                )
+        else:
+            row = testbed.time_job(run.job, run.threads, tuple(range(run.threads)), run.limit_s)
+        return [columns | scaled(row, 1.0, 0.0)]
 
     def repeat(self, testbed: Testbed, tasks: Sequence[Task]) -> None:
         """
@@ -330,7 +355,8 @@ class Campaign:
         scan_s = self._sweep_s(len(RISING_QPS))
         once_s = 2.0 * scan_s + sum(ACTUATION_S.values()) + self.mode.steady_s + OVERHEAD_S
         round_s = sum(task.seconds for task in self.tasks(1e5, vcpus))
-        return max(once_s + self.mode.rounds[0] * round_s, self.mode.limit_s)
+        whole_s = 0.0 if all(map(is_cut, self.scenario.jobs)) else self.mode.whole_s
+        return max(once_s + self.mode.rounds[0] * round_s, self.mode.limit_s) + whole_s
 
     def tasks(self, capacity: float, vcpus: int) -> Iterator[Task]:
         """
@@ -343,8 +369,9 @@ class Campaign:
             # More vCPUs may saturate later.
             width = min(arrangement.threads, len(arrangement.cores))
             most = capacity * (1.0 + SECOND_VCPU * (width - 1))
-            yield self._sweep("latency", arrangement, _loads(most, GRID))
-        yield from self._jobs(vcpus)
+            parts = self.mode.equal_grid if arrangement.weight == EQUAL else GRID
+            yield self._sweep("latency", arrangement, _loads(most, parts))
+        yield from self._jobs(capacity, vcpus)
         for arrangement in self.experiment():
             yield self._sweep("factorial", arrangement, _loads(capacity, EXPERIMENT))
 
@@ -362,6 +389,7 @@ class Campaign:
             for cores in choices:
                 if len(cores) > 1:
                     yield Arrangement(threads, cores)
+                    yield Arrangement(threads, cores, "cpu", BACKGROUND)
         for source in self.mode.sources:
             if source != "cpu":
                 yield Arrangement(own, one, source, EQUAL)
@@ -379,12 +407,14 @@ class Campaign:
                 int(levels.get("connections", CONNECTIONS)),
             )
 
-    def _jobs(self, vcpus: int) -> Iterator[Task]:
-        """Jobs alone, then under pressure, then in pairs."""
-        jobs = [job for job in self.scenario.jobs if job.threads[0] <= vcpus]
+    def _jobs(self, capacity: float, vcpus: int) -> Iterator[Task]:
+        """The jobs that can be cut: alone, beside memcached, under pressure, and in pairs."""
+        jobs = [job for job in self.scenario.jobs if job.threads[0] <= vcpus and is_cut(job)]
         for job in jobs:
             for threads in [n for n in job.threads if n <= vcpus]:
                 yield self._job(job, threads, tuple(range(threads)), None)
+        if jobs:
+            yield self._beside_memcached(jobs, capacity)
         here, there = (0,), self._apart((0,), vcpus)
         for job in jobs:
             for source in self.mode.sources:
@@ -410,43 +440,72 @@ class Campaign:
                 testbed.serving(arrangement.threads, arrangement.cores) as server,
                 testbed.beside(beside) as neighbour,
             ):
-                timing, cores = self.mode.timing, arrangement.cores
-                count = arrangement.connections
-                rows = testbed.sweep(server, targets, timing, cores, neighbour, count)
+                cores, count = arrangement.cores, arrangement.connections
+                rows = testbed.sweep(server, targets, self.mode.timing, cores, neighbour, count)
             return [arrangement.columns | row for row in rows]
 
         name, seconds = arrangement.name, self._sweep_s(len(loads))
         return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
 
+    def _beside_memcached(self, jobs: Sequence[Job], capacity: float) -> Task:
+        """What a job's work costs in the background of a memcached under load."""
+
+        def run(testbed: Testbed, points: Sequence[int]) -> list[Row]:
+            rows: list[Row] = []
+            lasts_s = (START_ROOM_S + PART_LIMIT_S) * len(jobs)
+            with self._served(testbed, capacity, lasts_s) as cores:
+                for point in points:
+                    job, threads = jobs[point], jobs[point].threads[0]
+                    part, overhead_s = self._part(testbed, job)
+                    cut, part = shortened(job, SERVED_PART * part, threads)
+                    yields = Weight.BACKGROUND
+                    row = testbed.time_job(cut, threads, cores, PART_LIMIT_S, weight=yields)
+                    columns: Row = {"place": point, "job": job.name, "threads": threads}
+                    rows.append(columns | {"beside": SERVING} | scaled(row, part, overhead_s))
+            return rows
+
+        seconds, places = OVERHEAD_S + SAMPLE_S * len(jobs), tuple(range(len(jobs)))
+        return Task("jobs", f"jobs beside {SERVING}", "place", places, "real_s", seconds, run)
+
+    @contextlib.contextmanager
+    def _served(
+        self, testbed: Testbed, capacity: float, lasts_s: float
+    ) -> Iterator[tuple[int, ...]]:
+        """Keep memcached under load on its smallest set; gives that set's vCPUs."""
+        cores = self._cores(1)
+        trace = LoadTrace.explicit([int(SERVED * capacity)], lasts_s)
+        with testbed.serving(self.scenario.service.threads, cores) as server:
+            client = testbed.client(server, trace)
+            try:
+                sleep_until(client.start_s + steadiness.SETTLE_S)
+                yield cores
+            finally:
+                client.stop()
+
     def _job(self, job: Job, threads: int, cores: tuple[int, ...], beside: Beside | None) -> Task:
         def run(testbed: Testbed, points: Sequence[int]) -> list[Row]:
-            part, overhead_s = self._part(testbed, job, threads, cores)
-            cut = shortened(job, part, threads)[0]
-            with testbed.beside(beside) as neighbour:
-                row = testbed.time_job(cut, threads, cores, self.mode.job_limit_s, neighbour)
-            overhead_s = max(overhead_s, row["start_s"])
-            # The start is paid once, the rest scales.
-            row["real_s"] = overhead_s + (row["real_s"] - overhead_s) / part
-            row["cpu_s"] /= part
+            part, overhead_s = self._part(testbed, job)
+            if (row := self._timed.pop(key, None)) is None:
+                cut = shortened(job, part, threads)[0]
+                with testbed.beside(beside) as neighbour:
+                    row = testbed.time_job(cut, threads, cores, PART_LIMIT_S, neighbour)
             columns: Row = {"job": job.name, "threads": threads, "beside": name}
-            return [columns | row | {"sampled": part, "overhead_s": overhead_s}]
+            return [columns | scaled(row, part, overhead_s)]
 
         name = beside.name if beside else ALONE
         key = f"{job.name} T{threads} {f'beside {name}' if beside else 'alone'}"
         share = 2.0 if beside and beside.cores == cores else 1.0
         return Task("jobs", key, "threads", (threads,), "real_s", share * SAMPLE_S + 0.2, run)
 
-    def _part(
-        self, testbed: Testbed, job: Job, threads: int, cores: tuple[int, ...]
-    ) -> tuple[float, float]:
+    def _part(self, testbed: Testbed, job: Job) -> tuple[float, float]:
         """The part of a job that is run for the whole, and what a start costs: chosen once."""
-        key = f"{job.name} T{threads}"
-        if self.store.rows("parts", key).empty:
-            begun_s = time.monotonic()
-            part, overhead_s = choose_part(testbed, job, threads, cores, self.mode.job_limit_s)
+        if self.store.rows("parts", job.name).empty:
+            threads, begun_s = job.threads[0], time.monotonic()
+            part, overhead_s, run = choose_part(testbed, job, threads, tuple(range(threads)))
+            self._timed[f"{job.name} T{threads} alone"] = run
             took_s = time.monotonic() - begun_s
-            self.store.add("parts", key, [{"part": part, "overhead_s": overhead_s}], took_s)
-        row = self.store.rows("parts", key).iloc[0]
+            self.store.add("parts", job.name, [{"part": part, "overhead_s": overhead_s}], took_s)
+        row = self.store.rows("parts", job.name).iloc[0]
         return float(row["part"]), float(row["overhead_s"])
 
     def _add(self, table: str, key: str, measure: Callable[[], list[Row]]) -> None:
@@ -524,6 +583,16 @@ class Campaign:
 
     def _sweep_s(self, loads: int) -> float:
         return (loads + 1) * self.mode.timing.step_s + OVERHEAD_S
+
+
+def job_runs(store: Store) -> pd.DataFrame:
+    """
+    All runs of jobs, of parts and whole.
+
+    :param store: a campaign's
+    """
+    tables = [store.table(name) for name in ("jobs", WHOLE)]
+    return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
 def _loads(capacity: float, parts: Sequence[float]) -> tuple[int, ...]:

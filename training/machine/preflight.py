@@ -30,9 +30,11 @@ def require(scenario: Scenario) -> None:
     Refuse a machine on which the measurements cannot be made.
 
     :param scenario: what it is measured for
-    :raises InputError: one line: a program is missing, or vCPUs are
+    :raises InputError: one line: a program is missing, or vCPUs are, or it is not one memcached
     """
     require_machine()
+    if scenario.service.processes > 1:
+        raise InputError(f"scenario {scenario.name}: its service is a group; one is measured alone")
     usable = os.sched_getaffinity(0)
     # Jobs and pressure are put on the first vCPUs.
     missing = ({0, 1} | set(scenario.service.core_choices[-1])) - usable

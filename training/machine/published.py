@@ -36,7 +36,7 @@ from training.analysis.report_page import (
     write_page,
 )
 from training.calibration.logs.known_faults import known_faults
-from training.calibration.logs.tables import read_table
+from training.calibration.logs.tables import NAMELESS, nameless, numbers, read_table
 
 REPORT = "2025 Soufiane-Barrada/CCA"
 """
@@ -98,6 +98,10 @@ def read(folder: Path) -> Published:
     pairs = read_table(folder, "job_pairs")
     faults = known_faults()
     remarks = []
+    of_nobody = nameless(scans)
+    if of_nobody.any():
+        remarks.append(f"latency_curves: {of_nobody.sum()} left out: {NAMELESS}")
+        scans = scans[~of_nobody]
     for scan in faults.scans_left_out:
         hit = scan.rows(scans)
         if hit.any():
@@ -129,21 +133,24 @@ def read(folder: Path) -> Published:
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     """Name each row's source by year and repository."""
-    year = table["year"].fillna(0).astype(int).astype(str)
+    year = numbers(table["year"]).fillna(0).astype(int).astype(str)
     return table.assign(source=year + " " + table["repo"], beside=table["interference"])
 
 
 def _latency(table: pd.DataFrame) -> pd.DataFrame:
     columns = ["source", "threads", "cores", "beside", "rep", "target_qps", "achieved_qps"]
-    columns += ["avg_us", "p50_us", "p95_us", "p99_us"]
-    named = _named(table)
+    columns += ["avg_us", "p50_us", "p95_us", "p99_us", "cpu_util_pct"]
+    named = _named(table).reindex(columns=columns)
+    for name in columns[5:]:
+        named[name] = numbers(named[name])
     # Loads are asked for in steps of 1000 or more; some logs print them with a fraction.
     named["target_qps"] = named["target_qps"].round(-3)
-    return named[[*columns, *(name for name in ["cpu_util_pct"] if name in named)]]
+    return named
 
 
 def _jobs(table: pd.DataFrame) -> pd.DataFrame:
-    return _named(table)[["source", "job", "threads", "beside", "real_s"]]
+    named = _named(table)[["source", "job", "threads", "beside", "real_s"]]
+    return named.assign(threads=numbers(named["threads"]), real_s=numbers(named["real_s"]))
 
 
 def conclude(data: Published) -> pd.DataFrame:

@@ -16,7 +16,8 @@ from statistics import fmean
 
 import numpy as np
 
-from deploy.linux.sensors import StatsConnection, ThreadClock
+from deploy.linux.sensors import ThreadClock
+from deploy.linux.stats_connection import StatsConnection
 from deploy.load import generator
 from deploy.records.mcperf import percentile
 from env.errors import InputError

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.engines.memcached import Memcached
-from deploy.linux.sensors import StatsConnection
 from deploy.linux.service_process import pin
+from deploy.linux.stats_connection import StatsConnection
 from deploy.load.dynamic_load import Client
 from training.machine.readings import requests_served, stolen_s
 from training.machine.testbed import Testbed, on_time, sleep_until

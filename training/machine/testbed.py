@@ -18,7 +18,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path, PurePosixPath
@@ -43,10 +43,12 @@ from deploy.linux.cgroups import (
     JobGroup,
     find_hierarchy,
 )
+from deploy.linux.counters import DescendantCounters
 from deploy.linux.readiness import await_readable
-from deploy.linux.sensors import StatsConnection, ThreadClock, VcpuClock
+from deploy.linux.sensors import ThreadClock, VcpuClock
 from deploy.linux.service_process import identify, pin
 from deploy.linux.signals import held
+from deploy.linux.stats_connection import StatsConnection
 from deploy.load import generator
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
@@ -307,6 +309,7 @@ class Testbed:
         cores: tuple[int, ...],
         limit_s: float = math.inf,
         neighbour: Neighbour | None = None,
+        weight: Weight = Weight.NORMAL,
     ) -> dict[str, float]:
         """
         Run a job to its end.
@@ -316,24 +319,36 @@ class Testbed:
         :param cores: its vCPUs
         :param limit_s: the job is ended after this time [s]
         :param neighbour: what runs beside it, and is kept running
-        :return: real_s (NaN if it did not end in time), cpu_s, start_s, foreign_cores, disturbed
+        :param weight: its weight
+        :return: real_s (NaN if it did not end in time), cpu_s by its control group, cycles and
+            instructions (NaN where nothing counts them), start_s, foreign_cores, disturbed
         :raises InputError: if it fails
         """
         runtime = self._runtime_of(job)
         beside_here = neighbour if neighbour and set(neighbour.what.cores) <= set(cores) else None
+        counted: list[DescendantCounters] = []
         with self.job_group(f"job-{job.name}") as group, contextlib.ExitStack() as stack:
+
+            def count(pid: int) -> None:
+                with contextlib.suppress(OSError):  # this machine has no such counters
+                    counted.append(DescendantCounters(pid))
+                    stack.callback(counted[-1].close)
+
             begun_s = time.monotonic()
             with held():  # see `beside`
-                instance = self.start(job, threads, cores, Weight.NORMAL, group)
+                instance = self.start(job, threads, cores, weight, group, count)
                 stack.callback(os.close, instance.ended)
                 stack.callback(runtime.remove, instance)
             # Whoever starts a job also takes time, which disturbs nothing.
             before, started_s = self._taken_s(), time.monotonic()
             beside_s = beside_here.group.cpu_s() if beside_here else 0.0
+            service_s = self._service.cpu_s()
             ended = _await_end(instance, limit_s, neighbour)
             after, ended_s = self._taken_s(), time.monotonic()
             cpu_s = group.cpu_s()
-            known_s = cpu_s + (beside_here.group.cpu_s() - beside_s if beside_here else 0.0)
+            known_s = cpu_s + self._service.cpu_s() - service_s
+            known_s += beside_here.group.cpu_s() - beside_s if beside_here else 0.0
+            cycles, instructions = counted[0].read() if counted else (math.nan, math.nan)
             if ended:
                 code, tail = runtime.outcome(instance)
                 if code != 0:
@@ -343,6 +358,8 @@ class Testbed:
         return {
             "real_s": ended_s - begun_s if ended else math.nan,
             "cpu_s": cpu_s,
+            "cycles": cycles,
+            "instructions": instructions,
             "start_s": started_s - begun_s,
             "foreign_cores": foreign,
             # One that does not end would not end if it were tried again.
@@ -350,7 +367,13 @@ class Testbed:
         }
 
     def start(
-        self, job: Job, threads: int, cores: tuple[int, ...], weight: Weight, group: JobGroup
+        self,
+        job: Job,
+        threads: int,
+        cores: tuple[int, ...],
+        weight: Weight,
+        group: JobGroup,
+        before: Callable[[int], None] = lambda pid: None,
     ) -> Instance:
         """
         Start a job in a group.
@@ -360,6 +383,7 @@ class Testbed:
         :param cores: its vCPUs
         :param weight: its weight
         :param group: its control group
+        :param before: is told its first process, which waits at its gate
         :raises InputError: if it cannot run
         """
         runtime = self._runtime_of(job)
@@ -367,6 +391,7 @@ class Testbed:
             instance = runtime.start(self.attempt(job, group), cores, weight)
             require_running(runtime, instance)
             try:
+                before(instance.pid)
                 gate.await_passage(instance.attempt.folder, threads)
             except BaseException:
                 runtime.remove(instance)
@@ -389,15 +414,11 @@ class Testbed:
         gate.make(folder)
         return Attempt(job, self._attempts, folder, group)
 
-    def foreign_share(self, window_s: float = 1.0) -> float:
-        """
-        Share of the machine's CPU that other processes use.
-
-        :param window_s: how long to look [s]
-        """
+    def foreign_share(self) -> float:
+        """Share of the machine's CPU that other processes use, within a second."""
         before, own = self.clock.read(), self._outer.cpu_s() + time.process_time()
         begun_s = time.monotonic()
-        time.sleep(window_s)
+        time.sleep(1.0)
         used = sum(self.clock.read()) - sum(before)
         used -= self._outer.cpu_s() + time.process_time() - own
         return max(used, 0.0) / (time.monotonic() - begun_s) / len(before)

@@ -39,11 +39,13 @@ class Score:
     Smaller is better: fewest violations, unless they are few enough; then the least cost.
 
     :param excess: violation ratio, 0 where it is acceptable
-    :param cost_s: mean makespan [s], and at the reward's price what is violated on varied traces,
-        unless that is acceptable. On a slow enough machine no policy holds the SLO: to ask for the
-        fewest violations there, whatever they cost, would choose policies that are slow everywhere
+    :param cost_s: mean makespan [s], and at the reward's price what is to be expected to violate,
+        and what is violated on varied traces, unless that is acceptable. On a slow enough machine
+        no policy holds the SLO: to ask for the fewest violations there, whatever they cost, would
+        choose policies that are slow everywhere
     :param makespan_s: mean makespan [s]
     :param violation_ratio: mean over the selection traces
+    :param expected_violation_ratio: the same where p95 scatter as they were measured
     :param completed: share of the episodes whose jobs got done
     :param varied_violation_ratio: mean over the same traces with drawn physics and intervals
     """
@@ -52,6 +54,7 @@ class Score:
     cost_s: float
     makespan_s: float
     violation_ratio: float
+    expected_violation_ratio: float
     completed: float
     varied_violation_ratio: float = 0.0
 
@@ -98,14 +101,16 @@ def score(summaries: list[dict[str, Any]], varied: list[dict[str, Any]]) -> Scor
     :param varied: with drawn physics and intervals; empty if the recipe draws none
     """
     violation_ratio = float(np.mean([summary["violation_ratio"] for summary in summaries]))
+    expected_ratio = float(np.mean([one["expected_violation_ratio"] for one in summaries]))
     varied_ratio = float(np.mean([one["violation_ratio"] for one in varied] or [0.0]))
     makespan_s = float(np.mean([summary["makespan_s"] for summary in summaries]))
-    price = VIOLATION_WEIGHT * varied_ratio if varied_ratio > ACCEPTED_VARIED_RATIO else 0.0
+    priced_ratio = expected_ratio + varied_ratio * (varied_ratio > ACCEPTED_VARIED_RATIO)
     return Score(
         excess=violation_ratio if violation_ratio > ACCEPTED_VIOLATION_RATIO else 0.0,
-        cost_s=makespan_s * (1.0 + price),
+        cost_s=makespan_s * (1.0 + VIOLATION_WEIGHT * priced_ratio),
         varied_violation_ratio=varied_ratio,
         makespan_s=makespan_s,
         violation_ratio=violation_ratio,
+        expected_violation_ratio=expected_ratio,
         completed=float(np.mean([summary["completed"] for summary in summaries])),
     )

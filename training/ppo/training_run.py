@@ -97,6 +97,7 @@ def variation_of(recipe: Recipe) -> Variation:
         error=recipe.error,
         error_share=recipe.error_share,
         unprobed=recipe.unprobed,
+        stolen=recipe.stolen,
     )
 
 
@@ -160,8 +161,10 @@ def begin_by_imitating(
     :param seed: of everything random
     """
     print("searching for a schedule to imitate", flush=True)
-    makespan_s, schedule = find_schedule(factory, seed, imitation)
-    print(f"imitating a schedule of {makespan_s:.0f} s (training traces, simulated)", flush=True)
+    cost_s, schedule = find_schedule(factory, seed, imitation)
+    print(
+        f"imitating a schedule that costs {cost_s:.0f} s (training traces, simulated)", flush=True
+    )
     environments = ColocationVecEnv(
         factory.scenario,
         imitation.n_envs,

@@ -2,7 +2,8 @@
 A run on a real machine, played in the simulator with the decisions that were taken.
 
 The kernel's own functions play it (`training.calibration.replay`), in the two ways of that module:
-*open*, for the jobs' times, their CPU time and p95, and *closed*, for the makespan.
+*open*, for the jobs' times, their CPU time and p95, and *closed*, for the makespan. What the
+hypervisor took is taken there, too: like the load, it is no doing of those who decided.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from env.codes import NORMAL, RUNNING
+from env.physics.parameters import STALLS_PER_S, STEALS_PER_S
 from env.simulator.host import HostFields
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import Profile
@@ -92,7 +94,7 @@ class LiveReplay:
 
 def _script(run: LiveRun, closed: bool) -> Script:
     plain = build_script(run.trace, closed, 0.0)
-    events = np.concatenate([plain.events, run.placing])
+    events = np.concatenate([plain.events, run.placing, run.steals])
     events = events[np.isfinite(events["time_s"])]  # jobs that never started
     events = events[np.lexsort((events["kind"] != CLOSE, events["time_s"]))]
     started = np.isfinite([job.start_s for job in run.trace.jobs])
@@ -118,4 +120,5 @@ def _host_before(run: LiveRun, profile: Profile) -> tuple[npt.NDArray[np.void], 
     host.true_service = run.trace.service_moves[0][1]
     host.interval_ends_s = host.service_lands_s = host.move_lands_s = math.inf
     host.hiccup, host.hiccup_turns_s = 0, math.inf
+    host.host_params[[STALLS_PER_S, STEALS_PER_S]] = 0.0  # those that happened are in the records
     return hosts, host

@@ -29,12 +29,20 @@ from env.codes import BACKGROUND, NORMAL
 from env.errors import InputError
 from env.scenario import Scenario
 from training.calibration.logs.traces import JobTrace, RunTrace
-from training.calibration.replay import EVENT, FAIL, QUOTA, WEIGHT
+from training.calibration.replay import EVENT, FAIL, QUOTA, STOLEN, WEIGHT
 from training.evaluation.live_recording import recording_of
 from training.evaluation.timeline import Recording, Span
 
 RUNS = ("running", "paused")
 """States in which a sample's weight and quota are in force."""
+
+LONGEST_STEAL_S = 0.02
+"""Samples tell how much was stolen, not in how many pieces; in busy times this was seen."""
+
+LONGEST_GAP_S = 5.0
+"""Of two samples that tell what was stolen in between; there is one a second while a loop runs."""
+
+MOST_STOLEN = 0.95  # of the time between two samples, or the next piece would begin in this one
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class LiveRun:
     :param trace: the same as a logged run; a job that never started does so at infinity, one that
         never ended does so at the run's end
     :param placing: `EVENT`[n], weights, quotas and failed attempts, which logs of the course lack
+    :param steals: `EVENT`[n], when all vCPUs were stolen and for how long [s]
     :param samples: the telemetry
     :param spoiled: bool[n_intervals], whose latency is not memcached's doing alone
     :param stalled: share of what clients were to send that they sent late; None if not measured
@@ -61,6 +70,7 @@ class LiveRun:
     recording: Recording
     trace: RunTrace
     placing: Any
+    steals: Any
     samples: list[Sample]
     spoiled: npt.NDArray[np.bool_]
     stalled: float | None
@@ -134,6 +144,7 @@ def read_live_run(folder: Path) -> LiveRun:
         recording,
         trace,
         _placing(scenario, events, samples),
+        _steals(samples, scenario.machine.vcpus),
         samples,
         spoiled=np.array([row.spoiled for row in rows]),
         stalled=float(np.mean(late)) if late else None,
@@ -223,4 +234,21 @@ def _placing(scenario: Scenario, events: Sequence[Event], samples: Sequence[Samp
             if event.fails:
                 starts = (one.time_s for one in own[index:] if one.what == "start")
                 found.append((event.time_s, FAIL, number, next(starts, math.inf)))
+    return np.array(found, EVENT)
+
+
+def _steals(samples: Sequence[Sample], vcpus: int) -> Any:
+    """What samples count as stolen, in even pieces; the vCPUs' mean stands for all of them."""
+    found: list[tuple[float, int, int, float]] = []
+    for before, after in pairwise(samples):
+        length_s = after.time_s - before.time_s
+        if not 0.0 < length_s <= LONGEST_GAP_S:
+            continue
+        stolen_s = max((after.stolen_s - before.stolen_s) / vcpus, 0.0)
+        stolen_s = min(stolen_s, MOST_STOLEN * length_s)
+        pieces = math.ceil(stolen_s / LONGEST_STEAL_S)
+        found += [
+            (before.time_s + length_s * piece / pieces, STOLEN, -1, stolen_s / pieces)
+            for piece in range(pieces)
+        ]
     return np.array(found, EVENT)

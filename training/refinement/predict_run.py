@@ -3,18 +3,20 @@ What the scenario's profile makes of a run on a real machine, beside what was me
 
     python -m training.refinement.predict_run report
 
-Twice under the load that was really there: with the decisions that were really taken
-(`training.refinement.live_replay`), and with the policy free. A process of its own, because the
-live agent goes without the simulator's compiler; `deploy.records.predicted` starts it and shows
-what it finds.
+Twice under the load, and without the time of the vCPUs that was stolen, as it really was: with the
+decisions that were really taken (`training.refinement.live_replay`), and with the policy free. A
+process of its own, because the live agent goes without the simulator's compiler;
+`deploy.records.predicted` starts it and shows what it finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +34,13 @@ from deploy.records.recorder import POLICY_FILE
 from env.allocation import JobState
 from env.errors import InputError, exit_on_bad_input, os_reason
 from env.inputs.commandline import OneLineParser
+from env.physics.compiled import compiled
+from env.physics.parameters import STEALS_PER_S
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import Profile, load_profile
+from env.simulator.rates import SOON_S, refresh
+from training.calibration.replay import begin_steal
 from training.evaluation.episodes import EpisodeStart, Run, run_episode
 from training.evaluation.timeline import Interval, Recording, TimelineRecorder
 from training.refinement.live_replay import LiveReplay, Replayed
@@ -46,8 +52,11 @@ DRAWS = 5
 MOSTLY = 0.5
 """Part of an interval in which a job runs on memcached's vCPUs for the interval to be shared."""
 
-LOOKS = 20
-"""How often an interval is looked at for that."""
+SAMPLES = 20
+"""How many moments of an interval tell."""
+
+NOTICED = 0.02
+"""Share of all vCPUs' time that others take and that is worth a word."""
 
 
 def prediction_of(run: LiveRun, profile: Profile, source: PolicySource | None) -> Prediction:
@@ -65,6 +74,14 @@ def prediction_of(run: LiveRun, profile: Profile, source: PolicySource | None) -
         remarks.append(
             "the run was resumed: what held while no loop ran is not recorded, and changes are "
             "counted from then on"
+        )
+    if run.stolen > NOTICED:
+        remarks.append(
+            f"the hypervisor took {run.stolen:.0%} of the vCPUs' time, in what is predicted, too"
+        )
+    if (used := foreign_vcpus(run, profile)) > NOTICED * run.scenario.machine.vcpus:
+        remarks.append(
+            f"other processes used {used:.2f} vCPUs while jobs ran: what is predicted has none"
         )
     if not run.measured:
         remarks.append("nothing has measured latency; the load is memcached's own count")
@@ -145,6 +162,30 @@ def replayed_figures(run: LiveRun, replayed: Replayed) -> Figures:
     return found.model_copy(update={"makespan_s": replayed.makespan_s, "jobs": jobs})
 
 
+def foreign_vcpus(run: LiveRun, profile: Profile) -> float:
+    """
+    What was used while jobs ran by others than memcached, the jobs, and the load by the profile.
+
+    The loop and its probe, some 0.05 vCPUs, count as others.
+
+    :param run: the run
+    :param profile: knows what the load generator takes of a vCPU of this machine
+    :return: [vCPUs]
+    """
+    first_s, last_s = run.window_s
+    inside = [one for one in run.samples if first_s <= one.time_s <= last_s]
+    lasted_s = inside[-1].time_s - inside[0].time_s if inside else 0.0
+    if lasted_s <= 0.0:
+        return 0.0
+    service, busy = run.use
+    jobs_s = sum(used.cpu_s - inside[0].jobs[name].cpu_s for name, used in inside[-1].jobs.items())
+    costs, load = profile.costs, run.trace.qps / profile.service["core_capacity_qps"].value
+    client = 0.0
+    if "client_cpu" in costs:
+        client = float(np.mean(costs["client_cpu"].value * load ** costs["client_exponent"].value))
+    return max(0.0, sum(busy) - service - jobs_s / lasted_s - client)
+
+
 def free_figures(run: LiveRun, profile: Profile, source: PolicySource | None) -> Figures:
     """
     Let the policy decide under the load of a run, from the first start's decision on.
@@ -170,7 +211,7 @@ def free_figures(run: LiveRun, profile: Profile, source: PolicySource | None) ->
 
 
 class _UnderLoad(SimulatedMachine):
-    """A machine that is as the real one was when the first start was decided."""
+    """A machine that is as the real one was from the first start's decision on, steals included."""
 
     def __init__(self, run: LiveRun, profile: Profile):
         super().__init__(EpisodeFactory(run.scenario, profile))
@@ -182,13 +223,45 @@ class _UnderLoad(SimulatedMachine):
         self._loads = np.resize(trace.qps[first:], self.factory.trace_length)
         self._first_ends_s = max(1e-3, trace.interval_end_s[first] - begins_s)
         self._interval_s = float(np.median(trace.interval_end_s - trace.interval_start_s))
+        later = run.steals[run.steals["time_s"] >= begins_s]
+        self._lasts_s = max(1e-3, run.samples[-1].time_s - begins_s)
+        self._steals = [(float(one["time_s"] - begins_s), float(one["value"])) for one in later]
+        self._due: Iterator[tuple[float, float]] = iter(())
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
         super().begin(trace_seed, rng)
         host = self.host
         host.interval_s, host.interval_ends_s = self._interval_s, self._first_ends_s
+        host.host_params[STEALS_PER_S] = 0.0  # those that happened are recorded
         self.follow(self._loads)
         host.ready_s = 0.0  # the jobs were made before the first decision
+        self._due = self._again_and_again()
+        self._next = next(self._due, None)
+
+    def _again_and_again(self) -> Iterator[tuple[float, float]]:
+        """What was stolen: when and for how long [s]; after the records' end once more."""
+        if self._steals:
+            for turn in itertools.count():
+                yield from ((turn * self._lasts_s + at_s, for_s) for at_s, for_s in self._steals)
+
+    def pass_time(self, until_s: float, wake: bool = False) -> None:
+        host = self.host
+        while self._next is not None and self._next[0] < until_s:
+            at_s, for_s = self._next
+            if at_s > host.now_s:
+                super().pass_time(at_s, wake)
+                if host.now_s < at_s - SOON_S:  # woken, or over
+                    return
+            begin_steal_at(self._hosts, 0, for_s)
+            self._next = next(self._due)
+        super().pass_time(until_s, wake)
+
+
+@compiled
+def begin_steal_at(hosts: Any, b: int, length_s: float) -> None:
+    """See `begin_steal`; on host b."""
+    begin_steal(hosts[b], length_s)
+    refresh(hosts[b])
 
 
 def _free_figures(run: Run, recording: Recording, scenario: Scenario) -> Figures:
@@ -223,6 +296,7 @@ def _figures(recording: Recording, window_s: tuple[float, float], slo_us: float)
     return Figures(
         makespan_s=None,
         violation_ratio=float(np.mean(np.array(p95_us) > slo_us)) if p95_us else None,
+        intervals=len(p95_us),
         p95_median_us=_quantile(p95_us, 0.5),
         p95_high_us=_quantile(p95_us, 0.95),
         shared_p95_us=_quantile(list(np.array(p95_us)[np.array(shared, bool)]), 0.5),
@@ -234,9 +308,9 @@ def _figures(recording: Recording, window_s: tuple[float, float], slo_us: float)
 
 
 def _shared(recording: Recording, interval: Interval) -> float:
-    """The part of an interval in which some job runs on vCPUs of memcached's, by `LOOKS` looks."""
+    """The part of an interval in which some job runs on memcached's vCPUs, by `SAMPLES` moments."""
     length_s = interval.end_s - interval.start_s
-    looks_s = [interval.start_s + (look + 0.5) / LOOKS * length_s for look in range(LOOKS)]
+    times_s = [interval.start_s + (k + 0.5) / SAMPLES * length_s for k in range(SAMPLES)]
     spans = [span for of_job in recording.jobs.values() for span in of_job]
     running = [span for span in spans if span.state == JobState.RUNNING]
 
@@ -245,7 +319,7 @@ def _shared(recording: Recording, interval: Interval) -> float:
         own = set(moves[-1]) if moves else set()
         return any(a.start_s <= time_s < a.end_s and own & set(a.cores) for a in running)
 
-    return sum(map(shared_at, looks_s)) / LOOKS
+    return sum(map(shared_at, times_s)) / SAMPLES
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:

@@ -199,11 +199,12 @@ def _written(
         for one, far, narrow in zip(learned, z, narrowed, strict=True)
         if narrow < NEWS or abs(math.log(_within(one, far) / one.value)) > MOVED * one.spread
     ]
+    seen = "1 run" if runs == 1 else f"{runs} runs"
     fields = [
         {
             "value": float(f"{_within(one, far):.5g}"),
             "spread": float(f"{one.spread * narrow:.3g}"),
-            "source": f"refined by {runs} runs (training.refine); its prior was {one.value:g}",
+            "source": f"refined by {seen} on the machine; its prior was {one.value:g}",
         }
         for one, far, narrow in told
     ]

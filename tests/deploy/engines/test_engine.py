@@ -65,17 +65,17 @@ def test_somebody_who_is_not_memcached_is_noticed() -> None:
         memcached.answering_pid(*server.getsockname(), limit_s=0.05)
 
 
-def test_a_private_daemon_is_private(engine: daemon.Daemon) -> None:
-    assert engine.folder.stat().st_mode & 0o777 == 0o700
-    client = docker.DockerClient(base_url=engine.url)
+def test_a_private_daemon_is_private(docker_daemon: daemon.Daemon) -> None:
+    assert docker_daemon.folder.stat().st_mode & 0o777 == 0o700
+    client = docker.DockerClient(base_url=docker_daemon.url)
     assert client.ping()
     assert client.info()["CgroupDriver"] == "cgroupfs"
     client.close()
 
 
 @needs_stress
-def test_a_job_runs_in_an_image_of_the_machines_own_files(engine: daemon.Daemon) -> None:
-    client = docker.DockerClient(base_url=engine.url)
+def test_a_job_runs_in_an_image_of_the_machines_own_files(docker_daemon: daemon.Daemon) -> None:
+    client = docker.DockerClient(base_url=docker_daemon.url)
     assert ensure_stress_image(client) == STRESS_IMAGE
     first = client.images.get(STRESS_IMAGE).id
     ensure_stress_image(client)

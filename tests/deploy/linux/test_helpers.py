@@ -80,6 +80,19 @@ def test_a_helper_runs_in_the_root_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert subprocess.check_output(command, text=True) == "/ ['a b', '-m']\n"
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_nobody_else_may_write_to_what_a_root_program_makes(tmp_path: Path, umask: int) -> None:
+    made = tmp_path / "above" / "queue"
+    asked = [*("--queue", str(made)), *("--submit", str(tmp_path / "nothing.yaml"))]
+    (tmp_path / "nothing.yaml").write_text("{name: one, command: [a], threads: [1], memory_mib: 1}")
+    subprocess.run([sys.executable, INSTALLATION / "deploy.py", *asked], umask=umask, check=True)
+    command = helper_command("os")
+    command[3] += f"\nos.mkdir({str(tmp_path / 'helped')!r})"
+    subprocess.run(command, umask=umask, check=True)
+    for folder in (made.parent, made, tmp_path / "helped"):
+        assert folder.stat().st_mode & (0o022 | umask) == 0, folder
+
+
 def test_a_relative_entry_of_the_path_is_left_out(
     ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

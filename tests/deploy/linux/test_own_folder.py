@@ -111,6 +111,13 @@ def test_only_plain_files_of_ours_are_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / "load.txt").is_symlink() and (tmp_path / "report.json").is_dir()
 
 
+@pytest.mark.parametrize("first", [b"\xff" * 100, b"0001-01-01T00:00:00+20:00 start"])
+def test_a_log_whose_first_line_is_no_moment_is_set_aside(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / EVENTS_FILE).write_bytes(first)
+    set_aside(tmp_path)
+    assert (tmp_path / "earlier" / EVENTS_FILE).is_file()
+
+
 def test_a_picture_is_not_drawn_through_a_link(tmp_path: Path, scenario: Scenario) -> None:
     (tmp_path / PICTURE_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"run\.png must be a plain file of yours"):

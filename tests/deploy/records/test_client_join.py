@@ -376,7 +376,7 @@ def test_the_command_says_both_and_the_page_keeps_it(
         {"vips": run_report.JobOutcome(0, 1.0, 1.0, 1.0, 80.0, 0.0, 0)},
         *(5, 0, run_report.LoopCost(25.0, 3, 1.5, 55.0), True),
     )
-    run_report.write(folder, scenario, done, [])
+    run_report.illustrate(folder, scenario, run_report.write(folder, scenario, done, []))
     page = folder / "report.html"
     assert "client's own figures" not in page.read_text()
     path = output(story.output(started_s, 2.0))

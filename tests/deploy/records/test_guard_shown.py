@@ -73,7 +73,7 @@ def test_the_report_counts_steps_and_time(run: Path, scenario: Scenario) -> None
     jobs = {"zlib": run_report.JobOutcome(0, 0.0, 0.0, 0.0, 10.0, 0.0, 0)}
     outcome = run_report.Outcome("random", 10.0, jobs, 4, 2, cost, True)
     row = mcperf.Row(300.0, 9e3, 9e3, 0.0, 10.0, 0.0, 0.0)
-    run_report.write(run, scenario, outcome, [row], illustrated=False)
+    run_report.write(run, scenario, outcome, [row])
     report = run_report.read_report(run)
     # Up by one, two and one; above level 0 from 1 to 5 s and from 6 to 7 s.
     assert report["guard"]["steps"] == 4

@@ -1,12 +1,13 @@
-"""What is needed to see a run: nothing that is large."""
+"""What is needed to run and to see a deployment: nothing that is large."""
 
 import subprocess
 import sys
 
 
-def test_seeing_a_run_imports_nothing_heavy() -> None:
+def test_running_and_seeing_a_deployment_imports_nothing_heavy() -> None:
     program = (
         "import sys, deploy.report, deploy.view, deploy.records.metrics\n"
+        "import deploy.commands, deploy.jobs.containers, deploy.check, deploy.live_episodes\n"
         "import deploy.load.dynamic_load, deploy.load.probe\n"
         "import deploy.engines.images, deploy.engines.daemon, deploy.engines.memcached\n"
         "heavy = {'torch', 'stable_baselines3', 'gymnasium', 'numba', 'pandas', 'matplotlib',"

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from deploy.records import predicted, run_report
-from deploy.records.predicted import Figures, Prediction, note_policy, read_policy
+from deploy.records.predicted import (
+    Figures,
+    PolicySource,
+    Prediction,
+    note_policy,
+    read_policy,
+)
 from env.errors import InputError
 from env.scenario import Scenario
 
 KNOWN = Figures(
     makespan_s=20.0,
     violation_ratio=0.25,
+    intervals=9.0,
     p95_median_us=300.0,
     p95_high_us=None,
     shared_p95_us=400.0,
@@ -31,7 +39,7 @@ def a_report(folder: Path, scenario: Scenario) -> None:
     cost = run_report.LoopCost(25.0, 0, 1.5, 55.0)
     jobs = {"vips": run_report.JobOutcome(0, 0.0, 0.0, 0.0, 10.0, 0.0, 0)}
     outcome = run_report.Outcome("random", 10.0, jobs, 4, 2, cost, True)
-    run_report.write(folder, scenario, outcome, [], illustrated=False)
+    run_report.write(folder, scenario, outcome, [])
 
 
 def test_who_decided_is_known_until_the_file_changes(tmp_path: Path) -> None:
@@ -44,6 +52,21 @@ def test_who_decided_is_known_until_the_file_changes(tmp_path: Path) -> None:
     assert not source.unchanged
     rule.unlink()
     assert not source.unchanged
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "sparse"])
+def test_what_can_be_no_policys_file_is_not_read_to_its_end(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "policy.zip"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    assert not PolicySource(source=str(path), digest="0" * 64).unchanged
 
 
 def test_a_shipped_rule_goes_by_its_name(tmp_path: Path) -> None:
@@ -104,15 +127,17 @@ def test_a_simulator_that_fails_or_hangs_is_one_line(
     a_report(tmp_path, scenario)
     for program, why in (
         ("import sys; sys.exit('coretide: the reason')", "the reason"),
-        ("import time; time.sleep(60)", "more than 0.2 s"),
+        ("import time; time.sleep(60)", "took more than 0.2 s"),
+        ("import os; os.kill(os.getpid(), 9)", "it ended with exit code -9"),
+        ("", "/nowhere: No such file or directory"),
     ):
         monkeypatch.setattr(predicted, "PREDICT_LIMIT_S", 0.2 if "sleep" in program else 20.0)
-        command = ["python3", "-c", program]
+        command = ["python3", "-c", program] if program else ["/nowhere"]
         monkeypatch.setattr(predicted, "helper_command", lambda *words, c=command: c)
         found = predicted.predict(tmp_path)
         assert found.free is None and found.replayed is None
         (remark,) = found.remarks
-        assert remark.startswith("nothing is predicted: ") and why in remark
+        assert remark.startswith("nothing is predicted: ") and remark.endswith(why)
         assert predicted.read_prediction(tmp_path) == found
 
 

@@ -22,6 +22,7 @@ from deploy.records.recorder import (
     Event,
     JobSample,
     Recorder,
+    parse_events,
     read_samples,
     set_aside,
     started_at_s,
@@ -79,6 +80,20 @@ def test_what_was_written_reads_back(recorder: Recorder, tmp_path: Path) -> None
     assert custom.detail == "exit 1:\nretry 1 of 2 [sic]"
 
 
+@pytest.mark.parametrize("cores", ["-12,3", "0,99999999"])
+def test_a_line_whose_vcpus_no_machine_has_is_left_out(cores: str) -> None:
+    stamp = "2026-11-23T14:16:12.444521"
+    lines = [f"{stamp} start dedup [{cores}] 2", f"{stamp} start radix [0,1] 2"]
+    assert [event.job for event in parse_events(lines)] == ["radix"]
+
+
+def test_a_detail_that_is_no_text_is_written_as_far_as_it_is(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.event("custom", SCHEDULER, detail="/tmp/\udcff: full")
+    assert read(tmp_path)[-1].detail == "/tmp/?: full"
+
+
 def test_the_detail_of_another_event_follows_it(recorder: Recorder, tmp_path: Path) -> None:
     recorder.event("end", "dedup", detail="exit 137, out of memory")
     _, end, detail = read(tmp_path)
@@ -107,7 +122,9 @@ def test_samples_have_a_column_for_every_reading(
     jobs["vips"] = JobAllocation(JobState.RUNNING, (2, 3), Weight.BACKGROUND, 4)
     telemetry = Telemetry(
         time_s=1.5,
-        service=ServiceTelemetry(3e4, 0.2, 0.01, qps=2e4, cpu_cores=0.25, p95_us=310.0),
+        service=ServiceTelemetry(
+            3e4, 0.2, 0.01, qps=2e4, cpu_cores=0.25, p95_us=310.0, wait_us=250.5
+        ),
         vcpu_busy_s=(0.1, 0.2, 0.3, 0.4),
         jobs={name: JobTelemetry(job.state, 2.0) for name, job in jobs.items()},
         applied=Allocation((0, 1), jobs),
@@ -127,7 +144,7 @@ def test_samples_have_a_column_for_every_reading(
     assert row["job_radix_state"] == "pending"
     (sample,) = read_samples(tmp_path)
     assert (sample.time_s, sample.requests, sample.qps) == (1.5, 3e4, 2e4)
-    assert sample.p95_us == 310.0
+    assert (sample.p95_us, sample.wait_us, sample.service_us) == (310.0, 250.5, None)
     assert (sample.service_cores, sample.busy_s) == ((0, 1), (0.1, 0.2, 0.3, 0.4))
     assert sample.jobs["vips"] == JobSample("running", 2.0, (2, 3), "background", None)
     assert tuple(sample.jobs) == scenario.job_names

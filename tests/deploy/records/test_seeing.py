@@ -20,9 +20,9 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deploy.jobs.job_run import JobRun
-from deploy.load.probe import IntervalLog
 from deploy.loop.outcome import write_report
 from deploy.records import live_view, mcperf, metrics, run_report
+from deploy.records.latencies import IntervalLog
 from deploy.records.lines import Disk, LineFile
 from deploy.records.metrics import MOST_CONNECTIONS, Endpoint, RunCollector
 from deploy.records.recorder import (
@@ -55,7 +55,9 @@ def moment(
     jobs["vips"] = JobAllocation(state, (2, 3), Weight.BACKGROUND, 4)
     return Telemetry(
         time_s=time_s,
-        service=ServiceTelemetry(3e4, 0.2, 0.01, qps=9e4, cpu_cores=0.75, p95_us=p95_us),
+        service=ServiceTelemetry(3e4, 0.2, 0.01, qps=9e4, cpu_cores=0.75, p95_us=p95_us)._replace(
+            **({} if p95_us is None else {"wait_us": 300.0, "service_us": 150.0})
+        ),
         vcpu_busy_s=(0.5 * time_s, 0.0, time_s, time_s),
         jobs={name: JobTelemetry(job.state, 2.0) for name, job in jobs.items()},
         applied=Allocation((0, 1), jobs),
@@ -87,7 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, scenario: Scenario) -> Path:
 @pytest.fixture(scope="module")
 def reported(run: Path, scenario: Scenario) -> Path:
     """The same with its report."""
-    run_report.write(run, scenario, outcome(), INTERVALS)
+    run_report.illustrate(run, scenario, run_report.write(run, scenario, outcome(), INTERVALS))
     return run
 
 
@@ -114,10 +116,10 @@ INTERVALS = [
 
 def test_the_report_has_the_agreed_keys(reported: Path) -> None:
     written = json.loads((reported / "report.json").read_text())
-    assert list(written) == [
-        "policy", "makespan_s", "jobs", "violation_ratio", "p95_us", "spoiled", "actuations",
-        "overruled", "guard", "predicted", "reaction_ms", "start_delay_ms", "loop", "restored",
-    ]  # fmt: skip
+    assert " ".join(written) == (
+        "policy makespan_s jobs violation_ratio p95_us spoiled actuations overruled guard "
+        "predicted reaction_ms start_delay_ms stages loop restored"
+    )
     assert list(written["jobs"]["vips"]) == [
         "exit_code", "decided_s", "start_s", "begun_s", "end_s", "paused_s", "retries",
     ]  # fmt: skip
@@ -194,7 +196,8 @@ def test_rows_that_do_not_know_when_the_load_moved_give_no_reaction_times(
     intervals = run_report.load_intervals(tmp_path)
     assert intervals[1].qps > 5.0 * intervals[0].qps
     assert run_report.reactions_ms(events, intervals) == []
-    run_report.write(tmp_path, scenario, outcome(), intervals)
+    report = run_report.write(tmp_path, scenario, outcome(), intervals)
+    run_report.illustrate(tmp_path, scenario, report)
     assert all(math.isnan(row.target_qps) for row in run_report.read_intervals(tmp_path))
     assert "nan" not in (tmp_path / "report.html").read_text().split("<h2>Records")[1]
     # What was asked for is not known; the picture shows what was served.
@@ -304,7 +307,8 @@ def test_a_run_without_latency_claims_none(scenario: Scenario) -> None:
 
 def ended_machine(scenario: Scenario, now_s: float, jobs: dict, records: dict) -> SimpleNamespace:
     """What a report is written from, in place of a machine that has run jobs."""
-    actuator = SimpleNamespace(jobs=jobs, changes=5, state=SimpleNamespace(jobs=records))
+    state = SimpleNamespace(jobs=records, queue="")
+    actuator = SimpleNamespace(jobs=jobs, changes=5, state=state)
     return SimpleNamespace(
         scenario=scenario, actuator=actuator, now_s=now_s, overruns=0, overruled=0
     )
@@ -438,7 +442,12 @@ def test_the_view_follows_a_run(tmp_path: Path, scenario: Scenario) -> None:
         recorder.sample(now := moment(scenario, time_s, JobState.RUNNING, 450.0), now.applied)
     reader.update()
     text = shown(reader)
-    for words in ("90,000 requests/s", "450 µs, SLO 800 µs", "start [2,3] 4"):
+    for words in (
+        "90,000 requests/s",
+        "450 µs, SLO 800 µs",
+        "waiting 300 µs, being served 150 µs",
+        "start [2,3] 4",
+    ):
         assert words in text
     rows = [line for line in text.splitlines() if "vCPU " in line]
     assert "memcached" in rows[0] and "50 %" in rows[0]

@@ -55,7 +55,10 @@ def test_without_systemd_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
-@pytest.mark.parametrize("unit", ["coretide.service", "coretide.slice"])
+@pytest.mark.parametrize(
+    "unit",
+    ["coretide.service", "coretide-queue.service", "coretide-node.service", "coretide.slice"],
+)
 def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
     text = (UNITS / unit).read_text()
     # The programs are where a user puts them.

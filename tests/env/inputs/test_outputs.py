@@ -10,6 +10,7 @@ import pytest
 import train
 from env.errors import InputError
 from env.inputs.commandline import require_folder
+from env.physics.compiled import cache_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,12 +37,28 @@ def test_training_says_so_before_it_begins(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_compiled_code_needs_no_folder_of_the_users(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+@pytest.mark.parametrize("where", ["no folder", "others may write", "another's"])
+def test_compiled_code_is_kept_in_a_folder_of_ours_or_for_now(tmp_path: Path, where: str) -> None:
+    """numba unpickles what it finds there: who writes to it has us run their code."""
+    cache = tmp_path / "cache"
+    if where == "no folder":
+        cache.touch()
+    else:
+        kept = cache / "coretide" / cache_folder().name
+        kept.mkdir(parents=True)
+        if where == "another's":
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a folder away")
+            os.chown(kept, 12345, 12345)
+        else:
+            kept.chmod(0o777)
+    imports = "import env.physics.service"
+    started = f"{imports}, subprocess, sys; subprocess.run([sys.executable, '-c', {imports!r}])"
     done = subprocess.run(
-        [sys.executable, "-c", "import env.physics.compiled"],
+        [sys.executable, "-c", started],
         cwd=ROOT,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")},
+        umask=0o002,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
         check=True,

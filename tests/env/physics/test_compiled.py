@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from env.physics.compiled import ENV_FOLDER, cache_folder, source_fingerprint
 
@@ -77,6 +79,26 @@ def test_kernels_of_two_scenarios_share_no_symbol() -> None:
 
     # Each by a process of its own, as numba numbers record types within one.
     assert symbol("local") == symbol("local") != symbol("cca-2025")
+
+
+def test_processes_that_compile_at_once_lose_and_mix_no_kernel(tmp_path: Path) -> None:
+    """Both would take one file name: the entry of one kernel then held the code of another."""
+    kernels = [(process, number) for process in (1, 2) for number in range(100)]
+
+    def compile_kernels(process: int) -> None:
+        for kernel in kernels:
+            if kernel[0] == process:
+                IndexDataCacheFile(str(tmp_path), "kernels", "a stamp").save(kernel, kernel)
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=compile_kernels, args=(number,)) for number in (1, 2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    cache = IndexDataCacheFile(str(tmp_path), "kernels", "a stamp")
+    assert [cache.load(kernel) for kernel in kernels] == kernels
 
 
 KERNEL = """

@@ -95,6 +95,13 @@ def test_shares_and_speeds_are_physical(jobs, occupancy):
         )
 
 
+@pytest.mark.parametrize(("threads", "expected"), [(1, 0.5), (2, 1.0)])
+def test_beside_a_load_generator_a_lone_thread_waits_where_it_is(threads, expected):
+    # memcached leaves half of one vCPU, and the load generator half of the other.
+    _, used, _ = speeds({0: (threads, 0b1100, BACKGROUND)}, (0.0, 0.0, 0.5, 0.0), client=0.5)
+    assert used[0].sum() == pytest.approx(expected)
+
+
 @settings(max_examples=300, deadline=None)
 @given(placements, occupancies, st.floats(0.01, 0.95))
 def test_a_load_generator_comes_first_on_the_last_vcpu(jobs, occupancy, client):

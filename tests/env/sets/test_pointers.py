@@ -70,7 +70,7 @@ def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> Non
     tokens = np.zeros((1, layout.size), np.float32)
     legal = np.zeros((1, len(layout.slots)), np.float32)
     row = np.zeros(factory.observation_size, np.float32)
-    terms, reward, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.float32), np.zeros(1, np.int64)
+    terms, ended, one = np.zeros((1, len(TERMS))), np.zeros(1, np.int64), np.zeros(1, np.int64)
     write_row_at(hosts, 0, table.blank, table.sets, table.slot_of, layout.offsets, tokens[0])
     while not ended[0]:
         legal_slots_batch(tokens, layout.offsets, legal)
@@ -80,8 +80,9 @@ def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> Non
         keeps = legal[0, 0] and rng.random() < 0.7
         chosen = np.array([0 if keeps else rng.choice(np.flatnonzero(legal[0]))])
         step_tokens_batch(
-            hosts, table.edits.rows, targets, edit_of, chosen, 1.0, terms, reward, ended,
-            table.blank, table.sets, table.slot_of, layout.offsets, tokens,
+            hosts, one, table.edits.rows[None], targets, edit_of[None], chosen, 1.0, terms, ended,
+            table.blank[None], table.sets[None], one + len(table.sets), table.slot_of[None],
+            layout.offsets, tokens,
         )  # fmt: skip
 
 

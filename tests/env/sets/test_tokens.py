@@ -23,7 +23,6 @@ from env.sets.tokens import (
 )
 
 LAYOUT = Layout(7, 4)
-LARGEST = 4.5
 
 
 def control_of(scenario: Scenario) -> ControlState:

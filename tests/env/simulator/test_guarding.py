@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import agents
-from env.guard import ALONE, LATE_LIMIT, PAUSED_ALL, REFUGE
+from env.control import ControlState
+from env.guard import ALONE, LATE_LIMIT, PAUSED_ALL, REFUGE, note_late, step_guard
 from env.simulator import kernel
-from env.simulator.guarding import account, crowding
+from env.simulator.guarding import account, crowding, next_guard_s
 from tests.conftest import Rig
 from tests.env.simulator.walks import BACKGROUND, FACTORY, RUNNING, SCENARIO
 from training.evaluation.episodes import run_episodes, starts_from
@@ -41,6 +42,21 @@ def test_an_overload_makes_it_climb_at_once_and_a_calm_time_come_down(rig: Rig) 
     assert rig.row["violations"] == 0 and rig.row["intervals"] >= 3
     assert 1 <= rig.row["guard_steps"] <= 2 * PAUSED_ALL
     assert 0.0 < rig.row["guard_s"] < 20.0
+
+
+@pytest.mark.parametrize("late", [0.09, 0.11, 0.13, 0.3])
+def test_the_first_step_comes_as_soon_as_at_every_poll(rig: Rig, late: float) -> None:
+    """The poll that is foretold is the one at which a guard that looks at each would climb."""
+    rig.begin(1, [20_000.0])
+    row, live = rig.row, ControlState.initial(SCENARIO, dict.fromkeys(SCENARIO.job_names, 1.0))
+    live.interval_s = row["interval_s"] = 1.0
+    row["guarded"], row["slow_fraction"], row["late_share"] = 1, late, 0.01
+    live.late_share = 0.01
+    while live.guard_level < REFUGE:
+        live.now_s += POLL_S
+        note_late(live, late, POLL_S)
+        step_guard(live)
+    assert next_guard_s(row) == pytest.approx(live.now_s, abs=1e-6)
 
 
 def test_what_disturbs_memcached_leaves_its_vcpus(rig: Rig) -> None:

@@ -31,6 +31,7 @@ from env.simulator.host import MIXTURE
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import Parameter, load_profile
 from env.simulator.rates import count_requests
+from env.simulator.scatter import violation_chance
 from tests.conftest import Rig
 from tests.env.simulator.walks import (
     BACKGROUND,
@@ -317,6 +318,21 @@ def test_the_p95_of_a_mixture_agrees_with_the_count(levels: list[tuple[float, fl
     if abs(slow / sent - 0.05) > 1e-6:
         assert rig.row["violations"] == (slow > 0.05 * sent)
         assert (p95_us > slo_us) == (slow > 0.05 * sent)
+    scatter = FACTORY.profile.scatter
+    chance = violation_chance(p95_us, slo_us, scatter.mean, scatter.spread)
+    assert rig.row["expected_violations"] == pytest.approx(chance)
+    assert rig.row["violated_s"] == pytest.approx(chance * rig.row["interval_s"])
+
+
+@pytest.mark.parametrize("qps", [20_000.0, 175_000.0])
+def test_where_no_scatter_is_known_the_verdict_is_what_is_expected(rig: Rig, qps: float) -> None:
+    rig.begin(1, [qps])
+    rig.row["scatter_spread"] = 0.0
+    rig.set_desired((0,), regulator_on=False, vips=(RUNNING, (2, 3), NORMAL))
+    kernel.advance(rig.row, rig.targets, 25.0)
+    assert rig.row["violations"] == (2 if qps > 100_000.0 else 0)
+    assert rig.row["expected_violations"] == rig.row["violations"]
+    assert rig.row["violated_s"] == rig.row["violations"] * rig.row["interval_s"]
 
 
 _RIGS: dict[str, Rig] = {}

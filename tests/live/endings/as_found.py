@@ -15,7 +15,7 @@ from typing import Any
 from deploy.assembly import usable_hierarchy
 from deploy.engines import memcached
 from deploy.linux import machine_lock
-from deploy.linux.cgroups import DEFAULT_WEIGHT, JobGroup
+from deploy.linux.cgroups import DEFAULT_WEIGHT, JobGroup, find_groups
 from deploy.linux.service_process import affinities
 from deploy.records.state import LOCK_FILE
 from env.allocation import Weight
@@ -86,7 +86,7 @@ class Machine:
                 threads[thread] = (cores, os.sched_getscheduler(thread), nice)
         groups = {}
         for top in self._outer.hierarchy.folders(self._outer.path):
-            for group in (top, *(path for path in top.rglob("*") if path.is_dir())):
+            for group in (top, *find_groups(top, "")):
                 files = [group / name for name in WEIGHTS]
                 groups[str(group)] = [file.read_text() for file in files if file.exists()]
         kept = (self.state, self.temporary, machine_lock.runtime_folder())

@@ -8,15 +8,18 @@ a signal gave no chance to undo is made good by the guardian and by `--restore`.
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import docker
 import pytest
+import yaml
 
 from deploy.assembly import usable_hierarchy
 from deploy.linux.service_process import affinities
@@ -31,13 +34,16 @@ FROM_A_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """These reach all that a terminal runs in the foreground."""
 
 LENGTH_S = {"deploy": 2.7, "check": 2.2, "resume": 2.4, "restore": 0.8, "load": 4.0}
-"""About how long the commands take undisturbed."""
+QUEUE_LENGTH_S = {"queue": 3.0, "submit": 0.8, "cancel": 0.8, "list": 0.8}
+"""About how long the commands take undisturbed; the loop of a queue would go on."""
 
 AGAIN = 0.3
 """How often a second signal follows, of any kind."""
 
 AGAIN_WITHIN_S = 0.3
-END_LIMIT_S = 30.0
+END_LIMIT_S = 90.0
+"""Nobody promises less: where Docker hangs, an end tries for 50 s, and a start is tried again."""
+
 GUARDED_S = 1.0
 """The guardian's promise."""
 
@@ -54,7 +60,8 @@ class Attacker:
     """
 
     def __init__(self, found: Machine, rng: random.Random, options: list[str]):
-        self.said = found.report.parent / "said"
+        self.said, self.queue = found.report.parent / "said", found.report.parent / "queue"
+        self.handed_in: list[str] = []
         self._found, self._rng = found, rng
         where = f"{found.server.host}:{found.server.port}"
         self.load = ["-m", "deploy.load", "--memcached", where, "--trace-seed", "1"]
@@ -68,6 +75,25 @@ class Attacker:
             self.leave_a_deployment()
         more = [] if name == "deploy" else [f"--{name}"]
         return self.load if name == "load" else [*self.deploy, *more]
+
+    def queue_command(self, name: str) -> list[str]:
+        """The arguments of Python for a command of `QUEUE_LENGTH_S`, with a new job for it."""
+        job = f"job-{len(self.handed_in)}"
+        self.handed_in.append(job)
+        self.queue.mkdir(exist_ok=True)
+        threads = {"threads": [1], "memory_mib": 64}
+        text = yaml.safe_dump({"name": job, "command": ["sleep", "0.5"], **threads})
+        file = self.queue.parent / f"{job}.yaml"
+        file.write_text(text)
+        if name != "submit":
+            shutil.copy(file, self.queue)
+        more = {"submit": ["--submit", str(file)], "cancel": ["--cancel", job], "list": ["--list"]}
+        policy = ["--policy", "first-come"]
+        return [*self.deploy, *policy, "--queue", str(self.queue), *more.get(name, [])]
+
+    def queued(self) -> Counter[str]:
+        """In how many places of the queue each job is."""
+        return Counter(path.stem for path in self.queue.rglob("*.yaml"))
 
     def leave_a_deployment(self) -> None:
         """One that was killed while its jobs ran."""
@@ -163,13 +189,6 @@ def found(tmp_path) -> Iterator[Machine]:
         yield made
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("name", LENGTH_S)
-def test_a_command_that_is_ended_leaves_the_machine_as_found(found, attacker_of, name, number):
-    attacker = attacker_of(found, f"{name} {number}", "--runtime", "process", "--probe")
-    assert_nothing_is_left(found, attacker, name, number)
-
-
 @pytest.mark.survival
 @pytest.mark.parametrize("number", [*HANDLED, *FATAL])
 @pytest.mark.parametrize(
@@ -181,6 +200,34 @@ def test_whenever_a_command_is_ended_the_machine_is_as_found(
     attacker = attacker_of(found, f"{name} {number} {times}", "--runtime", "process", "--probe")
     for _ in range(times):
         assert_nothing_is_left(found, attacker, name, number)
+
+
+@pytest.mark.survival
+@pytest.mark.parametrize("number", [*HANDLED, *FATAL])
+@pytest.mark.parametrize(
+    ("name", "times"), [("queue", 5), ("submit", 3), ("cancel", 2), ("list", 1)]
+)
+def test_whenever_a_command_of_a_queue_is_ended_each_job_is_in_one_place(
+    found, attacker_of, name, times, number
+):
+    attacker = attacker_of(found, f"{name} {number}", "--runtime", "process", "--probe")
+    for _ in range(times):
+        command, before = attacker.queue_command(name), found.snapshot()
+        code, done = attacker.end(command, QUEUE_LENGTH_S[name], number)
+        story = f"{name}: {done}: exit code {code}: {attacker.said.read_text()}"
+        assert f'File "{ROOT}/deploy' not in story
+        if -code in FATAL:
+            assert attacker.restore() == 0, attacker.said.read_text()
+        else:
+            assert list(attacker.queue.glob(".*.yaml.*")) == [], story
+        assert found.difference(before) == {}, story
+        assert list(attacker.queue.glob("running/*")) == [], story
+        places = attacker.queued()
+        assert set(places.values()) <= {1} and set(places) <= set(attacker.handed_in), story
+        lost = set(attacker.handed_in) - set(places)
+        assert lost <= ({attacker.handed_in[-1]} if name == "submit" else set()), story
+        if lost:
+            attacker.handed_in.remove(lost.pop())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from deploy.linux import service_process
 from tests.live.conftest import PATIENCE, Deployment, assert_as_found, needs_docker
 from tests.live.hardship.docker_proxy import CALLS, HangingDocker, hanging
 
-pytestmark = needs_docker
+pytestmark = [pytest.mark.survival, needs_docker]
 
 END_LIMIT_S = 60.0
 """With Docker's time limit at 3 s."""
@@ -63,12 +63,7 @@ def assert_no_container(url: str, run: Deployment) -> None:
             time.sleep(0.05)
 
 
-EACH = [
-    pytest.param(call, marks=[] if call == "start" else [pytest.mark.survival]) for call in CALLS
-]
-
-
-@pytest.mark.parametrize("call", EACH)
+@pytest.mark.parametrize("call", CALLS)
 def test_the_end_says_what_is_left_and_restore_ends_it(
     begun, server, deploy, docker_daemon, proxied
 ):
@@ -89,7 +84,6 @@ def test_the_end_says_what_is_left_and_restore_ends_it(
     assert_as_found(server, begun)
 
 
-@pytest.mark.survival
 @pytest.mark.parametrize("call", ["create", "start", "inspect", "wait", "logs", "remove"])
 def test_a_hang_that_passes_costs_no_job_and_runs_none_twice(begun, server, docker_daemon, proxied):
     time.sleep(4.0)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -15,7 +14,7 @@ from deploy.assembly import usable_hierarchy
 from deploy.engines import memcached
 from deploy.jobs.runtimes import PIDS_LIMIT
 from deploy.linux import oom
-from deploy.linux.cgroups import JobGroup
+from deploy.linux.cgroups import JobGroup, find_groups
 from tests.live.conftest import (
     PATIENCE,
     ROOT,
@@ -23,6 +22,7 @@ from tests.live.conftest import (
     assert_as_found,
     needs_docker,
     needs_groups,
+    started_as,
 )
 
 FORKS = 4 * PIDS_LIMIT
@@ -54,9 +54,8 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-@pytest.mark.parametrize(
-    "runtime", ["process", pytest.param("docker", marks=[needs_docker, pytest.mark.survival])]
-)
+@pytest.mark.survival
+@pytest.mark.parametrize("runtime", ["process", pytest.param("docker", marks=needs_docker)])
 @needs_groups
 def test_a_wide_fork_bomb_is_limited_and_ended(
     deploy, server, scenario_file, groups_file, request, runtime
@@ -67,20 +66,21 @@ def test_a_wide_fork_bomb_is_limited_and_ended(
         options += ["--docker", request.getfixturevalue("docker_daemon").url]
     run = deploy(*options)
     run.expect(r"dedup start \[", 40.0)
-    most = 0
-    pids = Path("/sys/fs/cgroup")
-    while run.count("radix end") == 0:
-        counts = [*pids.rglob(f"coretide-{run.nonce}-dedup/**/pids.current")]
-        with contextlib.suppress(OSError):
-            most = max([most, *(int(path.read_text()) for path in counts)])
-        run.expect("s  ", 0.0)
+    most, give_up_s = 0, time.monotonic() + 60.0 * PATIENCE
+    groups = Path("/sys/fs/cgroup")
+    while run.count("radix end") == 0 or most <= PIDS_LIMIT // 2:  # a busy machine forks slowly
+        assert time.monotonic() < give_up_s, (most, run.lines)
+        for group in find_groups(groups, f"coretide-{run.nonce}-dedup"):
+            for folder in (group, *find_groups(group, "")):
+                with contextlib.suppress(OSError):  # not every hierarchy counts processes
+                    most = max(most, int((folder / "pids.current").read_text()))
         if run._next(0.05) is None and run.process.poll() is not None:
             break
     assert PIDS_LIMIT // 2 < most <= PIDS_LIMIT, (most, run.lines)
     run.process.terminate()
     run.finish(40.0)
     assert_as_found(server, run)
-    assert run.count("the loop is silent") == 0, run.lines
+    assert run.count("the loop is silent") == 0, "\n".join(run.lines)
 
 
 def may_spare() -> bool:
@@ -106,6 +106,7 @@ def test_the_kernel_takes_a_job_before_what_serves(deploy, server, scenario_file
 
 
 @needs_groups
+@pytest.mark.survival
 def test_memory_that_runs_out_costs_the_job_that_took_it_and_not_the_loop(
     deploy, server, scenario_file, groups_file
 ):
@@ -135,30 +136,18 @@ def test_memory_that_runs_out_costs_the_job_that_took_it_and_not_the_loop(
             time.sleep(0.05)
 
 
-@contextlib.contextmanager
-def crowded(connections: int) -> Iterator[memcached.Memcached]:
-    """A memcached that takes few connections."""
-    port = memcached._free_port()
-    command = ["memcached", "-l", memcached.HOST, "-p", str(port), "-t", "2", "-u", "nobody"]
-    process = subprocess.Popen([*command, "-c", str(connections)], stderr=subprocess.PIPE)
-    server = memcached.Memcached(memcached.HOST, port, process)
-    try:
-        memcached._await_answer(process, port)
-        yield server
-    finally:
-        memcached.stop(server)
-
-
 def fill(server: memcached.Memcached, count: int) -> list[socket.socket]:
     """Connections that say nothing."""
     return [socket.create_connection((server.host, server.port), 1.0) for _ in range(count)]
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.survival)])
+@pytest.mark.survival
+@pytest.mark.parametrize("count", [200, 3000])
 def test_clients_that_take_all_of_memcacheds_connections_cost_no_job(
     tmp_path, scenario_file, groups_file, count
 ):
-    with crowded(connections=100) as server, contextlib.ExitStack() as stack:
+    few = ("-u", "nobody", "-c", "100")
+    with started_as(last=few) as server, contextlib.ExitStack() as stack:
         scenario = scenario_file(dedup=["sleep", "2"], radix=["sleep", "2"])
         options = ["--policy", str(groups_file), "--scenario", str(scenario), "--probe"]
         run = Deployment(tmp_path, server, *options, "--runtime", "process")

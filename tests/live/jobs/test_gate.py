@@ -160,7 +160,7 @@ def actuators(server, scenario_file, tmp_path, request):
     if request.param == "docker":
         url = request.getfixturevalue("docker_daemon").url
         runtime = DockerRuntime(hierarchy, state.nonce, url)
-    groups = group_maker(state, hierarchy, server.pid)
+    groups = group_maker(state, hierarchy, [server.pid])
     made = []
 
     def make(crashed=False):

@@ -17,7 +17,8 @@ import agents
 from deploy import assembly
 from deploy.engines import memcached
 from deploy.linux import counters, service_process
-from deploy.linux.counters import CounterPair, CpiSensor, why_not_counted
+from deploy.linux.counters import CounterPair, CpiSensor, DescendantCounters, why_not_counted
+from deploy.linux.group_sensor import GroupSensor
 from deploy.linux.sensors import ServiceSensor, VcpuClock
 from deploy.loop.dry_run import DryActuator
 from deploy.loop.live_machine import LiveMachine
@@ -71,11 +72,11 @@ def open_files():
 
 
 def test_all_threads_are_counted(busy):
-    sensor = CpiSensor(service_process.identify(busy.pid), 0.0, KNOWN)
+    sensor = CpiSensor((service_process.identify(busy.pid),), 0.0, KNOWN)
     before = used(busy.pid)
     time.sleep(1.0)
     after = used(busy.pid)
-    sensor.poll(service_process.identify(busy.pid), 1.0, 10.0)
+    sensor.poll((service_process.identify(busy.pid),), 1.0, 10.0)
     cpu_ns, switches = (late - early for late, early in zip(after, before, strict=True))
     assert sensor.cpi == pytest.approx(cpu_ns / switches, rel=0.15)
     sensor.close()
@@ -83,11 +84,11 @@ def test_all_threads_are_counted(busy):
 
 def test_a_reading_stands_until_the_next_window_is_over(busy):
     who = service_process.identify(busy.pid)
-    sensor = CpiSensor(who, 0.0, KNOWN)
+    sensor = CpiSensor((who,), 0.0, KNOWN)
     readings = []
     for now_s in (0.5, 1.0, 2.5, 3.0, 4.0, 5.0):
         time.sleep(0.1)
-        sensor.poll(who, now_s, 2.0)
+        sensor.poll((who,), now_s, 2.0)
         readings.append(sensor.cpi)
     early, growing, whole, same, still, later = readings
     assert None not in readings
@@ -98,35 +99,35 @@ def test_a_reading_stands_until_the_next_window_is_over(busy):
 
 def test_a_process_that_ends_is_counted_to_its_end_and_then_no_more(busy):
     who = service_process.identify(busy.pid)
-    sensor = CpiSensor(who, 0.0, KNOWN)
+    sensor = CpiSensor((who,), 0.0, KNOWN)
     time.sleep(0.2)
     busy.kill()
     busy.wait()
-    sensor.poll(who, 1.0, 1.0)
+    sensor.poll((who,), 1.0, 1.0)
     assert sensor.cpi > 0.0
-    sensor.poll(who, 2.0, 1.0)
+    sensor.poll((who,), 2.0, 1.0)
     assert sensor.cpi is None
     sensor.close()
     with pytest.raises(ProcessLookupError):
-        CpiSensor(who, 0.0, KNOWN)
+        CpiSensor((who,), 0.0, KNOWN)
 
 
 def test_all_file_descriptors_are_given_back(busy):
     who, before = service_process.identify(busy.pid), open_files()
-    sensor = CpiSensor(who, 0.0, KNOWN)
+    sensor = CpiSensor((who,), 0.0, KNOWN)
     assert open_files() == before + 2 * 3
     for now_s in range(1, 5):
-        sensor.poll(who, now_s, 1.0)
+        sensor.poll((who,), now_s, 1.0)
     assert open_files() == before + 2 * 3
     sensor.close()
     with pytest.raises(FileNotFoundError):
-        CpiSensor(who, 0.0, (CPU_NS, NOWHERE))
+        CpiSensor((who,), 0.0, (CPU_NS, NOWHERE))
     assert open_files() == before
 
 
 def test_a_machine_without_the_counters_is_named_as_such():
     with pytest.raises(FileNotFoundError) as missing:
-        CpiSensor(service_process.identify(os.getpid()), 0.0, (NOWHERE, NOWHERE))
+        CpiSensor((service_process.identify(os.getpid()),), 0.0, (NOWHERE, NOWHERE))
     assert why_not_counted(missing.value).startswith("this machine does not count them")
 
 
@@ -136,7 +137,7 @@ def test_a_user_without_the_right_is_told_so(busy):
     if child == 0:
         try:
             os.setuid(65534)
-            CpiSensor(service_process.identify(busy.pid), 0.0, KNOWN)
+            CpiSensor((service_process.identify(busy.pid),), 0.0, KNOWN)
         except OSError as error:
             os._exit(int(why_not_counted(error).startswith("this user may not count them")))
         finally:
@@ -162,9 +163,9 @@ def test_a_reading_that_fails_is_none(monkeypatch, what):
         return what
 
     who = service_process.identify(os.getpid())
-    sensor = CpiSensor(who, 0.0, KNOWN)
+    sensor = CpiSensor((who,), 0.0, KNOWN)
     monkeypatch.setattr(os, "read", fail)
-    sensor.poll(who, 1.0, 2.0)
+    sensor.poll((who,), 1.0, 2.0)
     monkeypatch.undo()
     assert sensor.cpi is None
     sensor.close()
@@ -178,9 +179,9 @@ def watched(server, scenario_file, tmp_path):
     """The machine as a policy that needs cycles sees it."""
     scenario = load_scenario(scenario_file())
     state = State("counts", scenario.name, "process", "", time.monotonic())
-    sensor, vcpus = ServiceSensor(server.host, server.port), VcpuClock(2, None)
+    sensor, vcpus = GroupSensor([ServiceSensor(server.host, server.port)]), VcpuClock(2, None)
     recorder = Recorder(tmp_path / "report", scenario, state.started_s)
-    cpi = CpiSensor(service_process.identify(server.pid), 0.0, KNOWN)
+    cpi = CpiSensor((service_process.identify(server.pid),), 0.0, KNOWN)
     yield LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder, cpi=cpi)
     for one in (cpi, sensor, vcpus, recorder):
         one.close()
@@ -205,7 +206,7 @@ def test_a_policy_is_shown_the_reading_and_a_memcached_that_restarts_is_followed
     again = memcached.start(threads=2, port=server.port)
     try:
         advance_until(watched, lambda: not watched.stale)
-        assert watched.sensor.who == service_process.identify(again.pid)
+        assert watched.sensor.who == (service_process.identify(again.pid),)
         assert watched.telemetry().service.cpi > 0.0
     finally:
         memcached.stop(again)
@@ -218,7 +219,7 @@ def test_readings_without_cycles_are_not_decided_by(watched, monkeypatch):
 
 
 def test_a_policy_that_cannot_have_cycles_is_refused(monkeypatch):
-    policy, who = agents.make("intel-prm"), service_process.identify(os.getpid())
+    policy, who = agents.make("intel-prm"), (service_process.identify(os.getpid()),)
     assert policy.needs_cpi and not agents.make("parties").needs_cpi
     without = partial(CpiSensor, events=(NOWHERE, NOWHERE))
     monkeypatch.setattr(assembly, "CpiSensor", without)
@@ -229,7 +230,7 @@ def test_a_policy_that_cannot_have_cycles_is_refused(monkeypatch):
 
 def machine_counts():
     try:
-        CpiSensor(service_process.identify(os.getpid()), 0.0).close()
+        CpiSensor((service_process.identify(os.getpid()),), 0.0).close()
     except OSError:
         return False
     return True
@@ -242,3 +243,21 @@ def test_the_refusal_is_one_line_and_nothing_is_touched(deploy, scenario_file, t
     assert len(run.lines) == 1
     assert "coretide: policy intel-prm: decides by cycles per instruction" in run.lines[0]
     assert not (tmp_path / "report").exists()
+
+
+def test_what_a_process_starts_is_counted_until_its_end():
+    code = "import time; sum(range(8_000_000)); print(time.process_time())"
+    work = f"{sys.executable} -c '{code}'"
+    script = f"read go; {work} & {work}; wait"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["sh", "-c", script], **pipes) as family:
+        family_counters = DescendantCounters(family.pid, (CPU_NS, SWITCHES))
+        said, _ = family.communicate(b"go\n")
+    cpu_ns, switches = family_counters.read()
+    family_counters.close()
+    took_s = [float(line) for line in said.split()]
+    assert len(took_s) == 2 and switches > 0
+    # To end takes time, too.
+    assert sum(took_s) <= 1e-9 * cpu_ns < 1.5 * sum(took_s) + 0.1
+    with pytest.raises(OSError):
+        DescendantCounters(os.getpid(), (CPU_NS, NOWHERE))

@@ -16,8 +16,9 @@ import pytest
 from deploy.assembly import find_service
 from deploy.engines import memcached
 from deploy.linux import service_process
-from deploy.linux.sensors import ServiceSensor, StatsConnection, ThreadClock, VcpuClock
-from deploy.settings import Settings
+from deploy.linux.group_sensor import GroupSensor
+from deploy.linux.sensors import ServiceSensor, ThreadClock, VcpuClock
+from deploy.linux.stats_connection import StatsConnection
 from env.errors import InputError
 from tests.live.conftest import PATIENCE
 
@@ -58,12 +59,11 @@ def test_the_sensor_counts_requests_and_cpu_time(server):
 
 def test_a_start_without_file_descriptors_says_so_and_blames_no_memcached(server):
     sensor = ServiceSensor(server.host, server.port)
-    settings = Settings(server.host, server.port, "process", None, False, Path(), Path())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         with pytest.raises(InputError, match="it cannot be asked: Too many open files"):
-            find_service(sensor, settings, time.monotonic())
+            find_service(GroupSensor([sensor]), time.monotonic())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     sensor.close()
@@ -117,7 +117,7 @@ def test_whoever_listens_there_under_a_name_that_is_no_text_is_no_memcached():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
             name.write_bytes(b"\xff")
-            assert not service_process.is_memcached(os.getpid(), listener.getsockname()[1])
+            assert not service_process.serves(os.getpid(), listener.getsockname()[1])
         finally:
             name.write_bytes(before.strip())
 
@@ -201,10 +201,10 @@ def test_a_successor_must_have_the_user_of_the_one_before(server, monkeypatch):
     polled(sensor, 2.0, lambda: sensor.requests is not None)
     users = sensor._program.users
     sensor._program = service_process.Program((12345,) * 4, sensor._program.path)
-    sensor._clock.close()
-    sensor._clock = None  # as if it had restarted
+    sensor.clock.close()
+    sensor.clock = None  # as if it had restarted
     polled(sensor, 5.0, lambda: sensor.news)
-    assert sensor._clock is None
+    assert sensor.clock is None
     assert sensor.news.popleft().endswith(f"memcached of user {users[1]} answers in its place")
     sensor.close()
 

@@ -113,3 +113,9 @@ def test_the_command_prints_effects_or_one_line(
         main()
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+    file.write_text(f"a,y\n0,{'9' * 400}\n0,1\n1,1\n1,1\n")
+    monkeypatch.setattr("sys.argv", [*line, "y"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

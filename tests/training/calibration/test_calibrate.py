@@ -15,6 +15,7 @@ import pytest
 
 from env.errors import InputError
 from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.physics.service import IDLE_US, VM_SPEED
 from env.simulator.profile import Scatter, load_profile, save_profile
 from training.calibration import fit_jobs as fitting
 from training.calibration import fit_service
@@ -26,9 +27,12 @@ from training.calibration.job_states import build_states
 from training.calibration.logs.course import JOBS
 from training.calibration.logs.run_logs import core_mask, read_runs, whole_intervals
 from training.calibration.logs.tables import Remark, read_table, summarise
+from training.calibration.logs.traces import RunTrace
 from training.calibration.priors import FREE, HOST_PRIORS
+from training.calibration.replay import replay
+from training.calibration.run_parameters import KnownVms, profile_fit, vm_types
 from training.calibration.scans import read_points, read_scans
-from training.calibration.scores import RunIntervals, Tally, scatter_around
+from training.calibration.scores import Tally
 from training.calibration.service_problem import Problem
 from training.calibration.validation import validate
 from training.calibration.year_profile import calibrate, check
@@ -147,6 +151,11 @@ def test_validation_of_unseen_runs(tmp_path):
     told = report["violations"]
     assert 0.0 <= told["expected"] <= sum(point["intervals"] for point in told["curve"])
     assert told["groups"].keys() == report["groups"].keys()
+    asked = {"balanced_accuracy", "auc", "log_loss", "brier", "expected", "measured"}
+    for scores in (told, *told["groups"].values()):
+        assert scores.keys() >= asked
+    for what in ("job_duration", "makespan", "p95"):
+        assert "median_abs_rel_error" in report[what]
     assert json.loads(json.dumps(report)) == report
 
 
@@ -324,6 +333,7 @@ def test_missing_tables_and_columns_are_refused(tmp_path):
         ("intervals", lambda f: f.__setitem__("run", "other"), "it has no intervals"),
         ("events", lambda f: f.__setitem__("run", "other"), "it has no events"),
         ("events", lambda f: f.replace({"job": {"vips": "doom"}}), "unknown jobs: doom"),
+        ("events", lambda f: f.__setitem__("job", 7), "unknown jobs: 7"),
         ("events", lambda f: pd.concat([f, f]), "starts twice"),
         ("events", lambda f: f.replace({"cores": {"2;3": "7"}}), "names vCPU 7"),
         ("events", lambda f: f.replace({"event": {"end": "stop"}}), "no job starts and ends"),
@@ -359,6 +369,39 @@ def test_odd_rows_are_dropped_and_named(tmp_path):
     assert "intervals, run someone-0, row 4: dropped: p95 is not positive" in said
     assert "intervals, run someone-0, row 5: dropped: p95_us is not a number" in said
     assert "intervals, run someone-0, row 6: dropped: the interval ends before it starts" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "dropped"),
+    [
+        ("intervals", "p95_us", "9" * 400, "p95_us is not a number"),
+        ("intervals", "target_qps", "1e999", "target_qps is not a number"),
+        ("events", "t_s", "9" * 400, "t_s is not a number"),
+        ("events", "threads", "9" * 400, ""),
+        ("events", "threads", "inf", ""),
+        ("events", "cores", "0;inf;1e999", ""),
+        ("events", "cores", f"0;²;{'9' * 400}", ""),
+        ("runs", "date", "²²²²", ""),
+        ("runs", "date", "0001-01-01T00:00:00", ""),
+        ("events", "note", "Job quota percentage 1..2", ""),
+    ],
+)
+def test_a_number_that_no_float_holds_or_is_none_costs_its_row_at_most(
+    tmp_path, table, column, value, dropped
+):
+    folder = write_tables(tmp_path)
+    row = {"runs": 0, "intervals": 3, "events": 1}[table]  # the first job's start
+
+    def spoil(frame):
+        frame[column] = frame.get(column, pd.Series("", frame.index)).map(
+            lambda one: int(one) if isinstance(one, float) and one == one else one
+        )
+        frame[column] = frame[column].astype(object)
+        frame.loc[row, column] = value
+
+    edit(folder, table, spoil)
+    said = [str(remark) for remark in read_runs(folder, JOBS).remarks]
+    assert not dropped or f"{table}, run someone-0, row {row}: dropped: {dropped}" in said
 
 
 @pytest.mark.parametrize(("length_s", "row"), [(0.0, 15), (30.0, 16)])
@@ -413,53 +456,39 @@ def test_other_intervals_are_as_long_as_logged(length_s, count):
     pd.testing.assert_frame_equal(whole_intervals(rows), rows)
 
 
-def test_violations_are_told_apart_whatever_the_threshold():
-    """Of the four pairs of a violating and another interval, three have the simulated p95 right."""
-    tally = Tally(800.0)
-    measured_us, simulated_us = [900.0, 900.0, 300.0, 300.0], [700.0, 900.0, 400.0, 810.0]
-    told_us = np.array(simulated_us)
-    tally.intervals.append(RunIntervals("a", np.array(measured_us), told_us, told_us[None]))
-    told = tally.report("none", {})["violations"]
-    assert told["auc"] == 0.75
-    assert told["balanced_accuracy_p95"] == told["recall"] == told["precision"] == 0.5
-    assert told["balanced_accuracy"] == 0.5  # without a scatter there are no probabilities
-    assert told["measured"] == told["simulated"] == 2
-    assert told["expected"] is told["log_loss"] is told["brier"] is None
+def alike(run: RunTrace, count: int) -> list[RunTrace]:
+    """Runs that went like one, on one VM."""
+    return [replace(run, run=f"{run.run}-{number}") for number in range(count)]
 
 
-def test_probabilities_are_scored_by_group_and_together():
-    """An interval at the median of its scatter violates with even chances: ln 2, and 1/4."""
-    tally = Tally(800.0)
-    measured_us = np.array([900.0, 300.0, 900.0, 300.0])
-    for group, measured, simulated in (
-        ("a", measured_us, np.full(4, 400.0)),
-        ("b", np.full(2, 300.0), np.full(2, 1e-3)),
-    ):
-        tally.intervals.append(RunIntervals(group, measured, simulated, simulated[None]))
-    scatters = dict.fromkeys("ab", Scatter(mean=np.log(2.0), spread=1e-3))
-    told = tally.report("none", scatters)["violations"]
-    a, b = told["groups"]["a"], told["groups"]["b"]
-    assert (a["expected"], a["measured"], a["auc"]) == (2.0, 2, 0.5)
-    assert told["balanced_accuracy"] == 0.75  # all of a, none of b
-    assert told["balanced_accuracy_p95"] == 0.5  # no p95 is simulated above the SLO
-    assert (a["log_loss"], a["brier"]) == (round(np.log(2.0), 4), 0.25)
-    assert (b["expected"], b["measured"], b["auc"], b["log_loss"]) == (0.0, 0, None, 0.0)
-    assert (told["expected"], told["runs_within_90"]) == (2.0, 1.0)
-    assert told["brier"] == pytest.approx(0.25 * 4 / 6, abs=1e-4)
-    assert sum(point["intervals"] for point in told["curve"]) == 6
-    assert sum(point["expected"] for point in told["curve"]) == told["expected"]
+def test_other_runs_of_the_day_show_a_vm(tmp_path):
+    """Its speed, its idle latency and how long its jobs take, whatever the run itself measured."""
+    fit = profile_fit(PROFILE)
+    (run,) = runs_of(write_tables(tmp_path)).runs
+    service = fit.physics.service.copy()
+    service[VM_SPEED], service[IDLE_US] = 0.7, 1.5 * service[IDLE_US]
+    shown = replay(run, replace(fit.physics, service=service), closed=False)
+    runs = alike(replace(run, p95_us=shown.p95_us), 4)
+    runs[0] = replace(runs[0], p95_us=np.full_like(run.p95_us, 300.0))
+    vms = KnownVms(runs, 800.0, fit)
+    known, own = vms.traits(runs[0]), vms.on_vm(runs[0])
+    assert np.exp(known.mean[0]) == pytest.approx(0.7, abs=0.04)
+    assert np.exp(known.mean[1]) == pytest.approx(1.5, abs=0.15)
+    measured_s = np.array([job.run_s for job in run.jobs])
+    error = np.abs(replay(run, own, closed=False).run_s / measured_s - 1.0)
+    unknown = np.abs(replay(run, fit.physics, closed=False).run_s / measured_s - 1.0)
+    assert np.median(error) < 0.4 * np.median(unknown)
+    alone = KnownVms(runs[:1], 800.0, fit)
+    assert (alone.traits(runs[0]).mean == 0.0).all()
+    wide, narrow = (np.diag(one.traits(runs[0]).covariance) for one in (alone, vms))
+    assert (narrow[:2] < 0.5 * wide[:2]).all()
+    np.testing.assert_allclose(narrow[2:], wide[2:])  # memcached had no second vCPU, nor neighbours
+    np.testing.assert_array_equal(alone.on_vm(runs[0]).jobs, fit.physics.jobs)
 
 
-def test_the_scatter_is_what_draws_leave_unexplained():
-    """Measured p95 belong to one of two draws, and scatter around it."""
-    rng = np.random.default_rng(3)
-    drawn_us = 800.0 * np.exp(rng.normal(0.0, 0.3, (2, 4000)))
-    true_us = np.where(rng.random(4000) < 0.5, drawn_us[0], drawn_us[1])
-    measured_us = true_us * np.exp(-0.1 + 0.05 * rng.standard_t(2.0, 4000))
-    scatter = scatter_around([RunIntervals("a", measured_us, drawn_us[0], drawn_us)], 800.0)
-    assert scatter.mean == pytest.approx(-0.1, abs=0.01)
-    assert scatter.spread == pytest.approx(0.05, abs=0.01)
-    assert scatter_around([], 800.0) is None
+def test_kinds_of_vm_are_clusters_of_speeds():
+    assert vm_types(np.array([0.1, -0.3, 0.0, -0.4])) == pytest.approx((-0.35, 0.05))
+    assert vm_types(np.zeros(0)) == (0.0,)
 
 
 def test_memcached_is_unrestricted_before_its_first_logged_move(tmp_path):

@@ -13,7 +13,13 @@ from env.simulator.rates import refresh
 from training.evaluation import comparison
 from training.evaluation.bound import LEVELS, LowerBound, bound_report, lower_bounds
 from training.evaluation.episodes import run_episodes, starts_from
-from training.evaluation.schedule_search import Search, best_schedules, general_schedule, in_turn
+from training.evaluation.schedule_search import (
+    VIOLATION_COST_S,
+    Search,
+    best_schedules,
+    general_schedule,
+    in_turn,
+)
 
 
 @pytest.fixture(scope="module", params=["cca-2025", "cca-2024"])
@@ -127,11 +133,33 @@ def test_the_search_improves_and_its_schedule_repeats(problem, starts):
     assert search.cost(schedule) == (pytest.approx(makespan_s), 0)
 
 
+def test_a_schedule_is_given_up_once_it_is_sure_to_cost_too_much(problem, starts):
+    search, schedule = (
+        Search(problem, starts[:2], np.random.default_rng(1)),
+        in_turn(problem.scenario, 2),
+    )
+    makespan_s, violations = search.cost(schedule)
+    price_s = makespan_s + VIOLATION_COST_S * violations / 2
+    assert search.cost(schedule, price_s + 1e-6) == (makespan_s, violations)
+    assert search.cost(schedule, 0.4 * price_s)[0] == math.inf
+    assert search.hosts["now_s"].sum() < price_s
+
+
 def test_a_schedule_of_edits_uses_only_their_places(problem, starts):
     _, schedule = general_schedule(problem, starts[:2], 300, np.random.default_rng(2))
     places = {(edit.cores, edit.weight) for edit in problem.table if edit.kind == PLACE}
     for row in schedule.jobs.tolist():
         assert tuple(row[2:4]) in places and tuple(row[4:6]) in places
+
+
+def test_violations_to_be_expected_cost_their_price(problem, starts):
+    rng, schedule = np.random.default_rng(2), in_turn(problem.scenario, 3)
+    free, priced = (Search(problem, starts, rng, violation_weight=one) for one in (0.0, 2.0))
+    makespan_s, _ = free.cost(schedule)
+    expected = free.hosts["expected_violations"].mean()
+    assert 0.0 < expected < free.hosts["intervals"].mean()
+    price_s = 2.0 * expected * problem.scenario.load.interval_s
+    assert priced.cost(schedule)[0] == pytest.approx(makespan_s + price_s)
 
 
 def test_the_same_seed_finds_the_same(problem, starts):

@@ -101,6 +101,8 @@ def test_the_p95_of_every_interval_that_counts_is_known(scenario, interval_s):
     p95_us = counted_p95(recorder.intervals, run)
     assert len(p95_us) == run.summary["intervals"] > 0
     assert (p95_us > slow.service.slo_us).sum() == run.summary["violations"] > 0
+    expected = expected_violations([p95_us], slow.service.slo_us, machine.factory.profile.scatter)
+    assert run.summary["expected_violation_ratio"] == pytest.approx(expected["mean"])
 
 
 def test_expected_violations_are_those_of_all_runs():

@@ -1,8 +1,10 @@
 """Reading what the measured runs say, on a few made-up rows."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from training.calibration.logs.traces import JobTrace, RunTrace
 from training.evaluation import measured_evidence as evidence
 
 
@@ -61,6 +63,37 @@ def test_what_an_interval_counts_after_a_drop():
     assert found["measured"]["count"] == 1  # neither the small step nor another run's first
     assert found["measured"]["50%"] == pytest.approx(1.01)
     assert found["with the lag"]["50%"] == pytest.approx(0.95 + 0.05 * 5)
+
+
+def test_low_load_intervals_are_told_apart_by_what_goes_on():
+    """vips is on memcached's vCPU from 12 s on; the last interval is after all jobs."""
+    starts_s = 5.0 * np.arange(6)
+    vips = JobTrace("vips", 0.0, 24.0, 1, ((0.0, 0b0100), (12.0, 0b0001)), ())
+    run = RunTrace(
+        run="r",
+        group="g/repo",
+        year=2024,
+        day="2024-05-01",
+        server="n2d-highmem-4",
+        interval_start_s=starts_s,
+        interval_end_s=starts_s + 5.0,
+        qps=np.array([20e3, 20e3, 20e3, 90e3, 20e3, 20e3]),
+        p95_us=np.array([500.0, 1200.0, 600.0, 2000.0, 1300.0, 2000.0]),
+        service_threads=2,
+        service_moves=((-np.inf, 0b0011), (7.0, 0b0001)),
+        jobs=(vips,),
+        moves_logged=True,
+        background=False,
+    )
+    found = evidence.low_load([run], 1000.0)
+    shared = "a job of equal weight on memcached's vCPUs"
+    assert found["intervals"].to_dict() == {
+        ("g", shared): 2,
+        ("g", "memcached moves"): 1,
+        ("g", "nothing"): 1,
+    }
+    assert found["violations"].to_dict()["g", shared] == 1
+    assert found["share"].to_dict()["g", "memcached moves"] == 1.0
 
 
 def test_a_missing_table_is_named(tmp_path, capsys):

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from env.scenario import load_scenario
 from training.evaluation import comparison, ranking
 from training.evaluation.episodes import Run
 from training.evaluation.family_comparison import (
+    SIZES,
     FamilyCell,
     best_safe,
     geometric_mean,
     scenario_of_cell,
+    size_cells,
 )
 
 
@@ -61,6 +64,13 @@ def test_a_report_on_drawn_scenarios(tmp_path: Path) -> None:
     assert entry["ratio_to_search"]["traces"] <= 2
     assert [one["scenario"] for one in entry["runs"]] == ["family-report-0-0", "family-report-0-1"]
     assert all(one["p95_jct_s"] >= one["mean_jct_s"] > 0.0 for one in entry["runs"])
+    for one in entry["scenarios"]:
+        drawn = load_scenario(one["scenario"])
+        assert (one["vcpus"], one["jobs"]) == (drawn.machine.vcpus, len(drawn.jobs))
+    of_size = dict(zip([title for title, _ in SIZES], size_cells(entry), strict=True))
+    told = {one["vcpus"]: one["ratio"] for one in entry["scenarios"]}
+    assert of_size["16 C"] == (f"{told[16]:.3f}" if told.get(16) else "-")
+    assert of_size["13-20 J*"] == "-" or any(one["jobs"] > 12 for one in entry["scenarios"])
 
 
 def test_jobs_follow_a_trace_scaled_to_the_scenario(tmp_path: Path) -> None:

@@ -8,62 +8,131 @@ import numpy as np
 import pytest
 
 import agents
+from env.codes import DONE
+from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
-from env.simulator.machine import EpisodeFactory, SimulatedMachine
+from env.sets.tokens import Layout
+from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation.episodes import EpisodeStart, run_episode
+from training.evaluation.schedule_search import in_turn
 from training.general.general_run import train_general
-from training.general.machines import BASELINE_RETURN, MixedVecEnv
-from training.recipe import load_recipe
+from training.general.machines import Setup
+from training.general.mixed_env import BASELINE_RETURN, MixedVecEnv
+from training.general.setups import drawn_scenarios, find_setups
+from training.general.teaching import Teachers
+from training.recipe import Imitation, load_recipe
+
+LAYOUT = Layout(12, 16)
+ARRIVING = "family-training-0-21"  # 7 jobs that arrive, on 8 vCPUs
+
+
+def mixed(names: list[str], count: int, unprofiled: float = 0.0) -> MixedVecEnv:
+    """Machines that play some scenarios, measured by plain schedules."""
+    setups = [
+        Setup(EpisodeFactory(scenario, padded=True), in_turn(scenario, 3), LAYOUT)
+        for scenario in map(load_scenario, names)
+    ]
+    return MixedVecEnv(setups, count, seed=1, unprofiled=unprofiled)
+
+
+def imitation() -> Imitation:
+    found = load_recipe("general").imitation
+    assert found is not None
+    return found.model_copy(
+        update={"search_traces": 1, "search_evaluations": 6, "n_envs": 16, "n_steps": 60,
+                "epochs": (1, 1)}
+    )  # fmt: skip
 
 
 def test_a_return_is_measured_by_the_baseline() -> None:
     """Where the baseline needs twice as long, a second costs half as much."""
-    names = ("cca-2025", "cca-2024")
-    machines = MixedVecEnv([load_scenario(name) for name in names], each=2, seed=1)
-    machines.reset()
-    before_s = [float(group.hosts["now_s"][0]) for group in machines.groups]
-    _, rewards, _, _ = machines.step(np.zeros(4, np.int64))
-    for number, group in enumerate(machines.groups):
-        host = group.hosts[0]
-        terms = host["term_sums"].sum()
-        share = (host["now_s"] - before_s[number]) / machines._baselines_s[2 * number]
-        assert share > 0.0
-        expected = terms * 10.0 * BASELINE_RETURN / machines._baselines_s[2 * number]
-        assert rewards[2 * number] == pytest.approx(expected, rel=1e-5)
+    environments = mixed(["cca-2025", "cca-2024"], 8)
+    environments.reset()
+    before_s = environments.machines.hosts["now_s"].copy()
+    _, rewards, _, _ = environments.step(np.zeros(8, np.int64))
+    for index, host in enumerate(environments.machines.hosts):
+        baseline_s = environments._baselines[index].makespan_s
+        assert host["now_s"] > before_s[index]
+        expected = host["term_sums"].sum() * UNIT_S * BASELINE_RETURN / baseline_s
+        assert rewards[index] == pytest.approx(expected, rel=1e-5)
+
+
+def test_where_jobs_arrive_the_baseline_itself_would_get_nothing() -> None:
+    """Each job costs its completion time and is credited the baseline's when it arrives."""
+    environments = mixed([ARRIVING], 1)
+    observations = environments.reset()
+    environments._begin(0, observations)
+    baseline = environments._baselines[0]
+    n_jobs = len(baseline.jct_s)
+    arrival_s = environments.machines.hosts["arrival_s"][0, :n_jobs].copy()
+    credited, weights = environments._credits[0, :n_jobs].copy(), environments._weights[0].copy()
+    assert 0 < (arrival_s > 0.0).sum() < n_jobs
+    costs = weights[TERMS.index("jct")] * baseline.jct_s / n_jobs / UNIT_S
+    assert credited == pytest.approx(costs)
+    assert costs.sum() == pytest.approx(BASELINE_RETURN)
+    total, earned, ended = 0.0, np.zeros(len(TERMS)), False
+    while not ended:
+        _, rewards, dones, _ = environments.step(np.zeros(1, np.int64))
+        earned += environments._terms[0]
+        total, ended = total + float(rewards[0]), bool(dones[0])
+    assert total - earned @ weights == pytest.approx(credited[arrival_s > 0.0].sum(), rel=1e-3)
 
 
 def test_scenarios_of_different_sizes_play_side_by_side() -> None:
-    machines = MixedVecEnv([load_scenario("cca-2025"), load_scenario("local")], each=2, seed=1)
-    observations = machines.reset()
-    vcpus_at, numbers = machines.layout.offsets[3], machines.layout.offsets[4]
-    shown = observations[:, vcpus_at::1][:, : 4 * numbers].reshape(4, 4, numbers)[:, :, 0]
-    assert shown.sum(axis=1).tolist() == [4, 4, 2, 2]
+    names = ["cca-2025", *(scenario.name for scenario in drawn_scenarios("training", 0, 6))]
+    environments = mixed(names, 12, unprofiled=0.5)
+    observations = environments.reset()
+    vcpus_at, numbers = LAYOUT.offsets[3], LAYOUT.offsets[4]
+    shown = observations[:, vcpus_at : vcpus_at + 16 * numbers].reshape(12, 16, numbers)[:, :, 0]
+    playing = [environments.machines.setup(index).scenario for index in range(12)]
+    assert shown.sum(axis=1).tolist() == [scenario.machine.vcpus for scenario in playing]
+    assert len({scenario.machine.vcpus for scenario in playing}) > 2
+    jobs_at, numbers = LAYOUT.offsets[6], LAYOUT.offsets[7]
+    jobs = observations[:, jobs_at : jobs_at + 12 * numbers].reshape(12, 12, numbers)
+    unknown = (jobs[:, :, 3:6].any(axis=2)) & (jobs[:, :, 6] == 0.0)
+    assert unknown.any()
+    assert not jobs[unknown][:, 21:28].any()  # nothing of a profile is shown
     for _ in range(20):
-        observations, rewards, _, _ = machines.step(np.zeros(4, np.int64))
+        observations, rewards, _, _ = environments.step(np.zeros(12, np.int64))
         assert np.isfinite(observations).all()
         assert np.isfinite(rewards).all()
 
 
+def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
+    scenario = load_scenario("family-training-0-4")  # 7 jobs on 3 vCPUs
+    found, _ = find_setups([scenario, scenario], LAYOUT, Variation(), 0, imitation())
+    plain = Setup(EpisodeFactory(scenario), in_turn(scenario, 3), LAYOUT)
+    environments = MixedVecEnv([plain, found], 8, seed=2)
+    environments.reset()
+    quick, plainly = [], []
+    for index in range(8):
+        for number, times in ((0, plainly), (1, quick)):
+            environments.machines.begin(index, number, 100 + index, np.random.default_rng(index))
+            times.append(environments.machines.baseline(index).makespan_s)
+    assert np.mean(quick) < np.mean(plainly)
+    teachers, hosts = Teachers(environments.machines, imitation()), environments.machines.hosts
+    followed: list[float] = []
+    while len(followed) < 8:
+        _, _, dones, infos = environments.step(teachers.slots())
+        followed += [infos[index]["episode_summary"]["makespan_s"] for index in dones.nonzero()[0]
+                     if "episode_summary" in infos[index]]  # fmt: skip
+    assert (hosts["true_state"] <= DONE).all()
+    assert np.mean(followed) < 1.2 * np.mean(quick)
+
+
 def test_from_recipe_to_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = load_recipe("general")
-    assert recipe.imitation is not None
-    imitation = recipe.imitation.model_copy(
-        update={"search_traces": 1, "search_evaluations": 6, "n_envs": 8, "n_steps": 60,
-                "epochs": (1, 1)}
-    )  # fmt: skip
-    short = recipe.model_copy(
-        update={"scenarios": ("cca-2025", "cca-2025-exclusive"), "imitation": imitation,
-                "steps": 512, "n_envs": 16, "n_steps": 32, "batch_size": 256,
-                "selection_episodes": 2}
+    short = load_recipe("general").model_copy(
+        update={"scenarios": ("cca-2025",), "family": 4, "selection_family": 1,
+                "imitation": imitation(), "steps": 512, "n_envs": 16, "n_steps": 32,
+                "batch_size": 256, "selection_episodes": 2}
     )  # fmt: skip
     best = train_general(short, 0, tmp_path)
     assert 0.3 < best["over_baseline"] < 5.0
-    assert "of the baseline's makespan" in capsys.readouterr().out
+    assert "time over the list schedule's" in capsys.readouterr().out
     policy = agents.make(tmp_path / "best.zip")
-    machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2024")))
+    machine = SimulatedMachine(EpisodeFactory(load_scenario("family-report-0-0")))
     run = run_episode(machine, policy, EpisodeStart(5, 5))
     assert not run.error
-    again = train_general(
-        short.model_copy(update={"steps": 32}), 0, tmp_path / "more", tmp_path / "last.zip"
-    )
+    alone = short.model_copy(update={"family": 0, "selection_family": 0, "steps": 32})
+    again = train_general(alone, 0, tmp_path / "more", tmp_path / "last.zip")
     assert again["over_baseline"] > 0.0

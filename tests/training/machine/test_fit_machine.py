@@ -15,7 +15,7 @@ from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
 from training.machine.experiment import Factor, factor
 from training.machine.fit_machine import fit_machine, local_load
-from training.machine.fit_pairs import fit_pairs
+from training.machine.job_traits import fit_pairs
 from training.machine.machine_report import Measured, write_report
 from training.machine.measure import (
     FULL,
@@ -43,6 +43,9 @@ def predicted_p95(profile: Profile | None, load_qps: float) -> float:
     return float(state[0])
 
 
+NO_SCANS = pd.DataFrame({"target_qps": [], "p95_us": [], "disturbed": []})
+
+
 def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """What a machine that obeys the physics would be measured to do."""
     params = true_parameters()
@@ -50,11 +53,12 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
     rng = np.random.default_rng(0)
     rows = []
     for beside in ("none", "cpu (background)", "cpu (equal)"):
-        for cores in (1, 2) if beside == "none" else (1,):
+        for cores in (1,) if "equal" in beside else (1, 2):
+            own = np.arange(2) < cores
             for target in 400e3 * np.array(GRID):
-                used = 0.0 if beside == "none" else max(1.0 - target / 400e3, 0.0)
-                equal = np.array([max(used, 0.5), 0.0]) if "equal" in beside else nobody
-                background = np.array([used, 0.0]) if "background" in beside else nobody
+                used = 0.0 if beside == "none" else max(1.0 - target / cores / 400e3, 0.0)
+                equal = max(used, 0.5) * own if "equal" in beside else nobody
+                background = used * own if "background" in beside else nobody
                 p95, capacity, cpu, _ = service_state(
                     target, 2, (1 << cores) - 1, siblings, background, equal, 0.0, params
                 )
@@ -72,7 +76,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
                             "p50_us": 0.5 * p95,
                             "p99_us": 1.5 * p95,
                             "cpu_util_pct": 100.0 * cpu,
-                            "beside_cores": float((equal + background)[0]),
+                            "beside_cores": float((equal + background).sum()),
                             "client_cores": 0.3,
                             "shares_client": 0.0,
                             "disturbed": 0.0,
@@ -85,7 +89,11 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
             "threads": threads,
             "beside": "none",
             "real_s": 0.5 + 30.0 * (0.1 + 0.9 / threads),
+            "cpu_s": 30.0,
+            "cycles": math.nan,
+            "instructions": math.nan,
             "overhead_s": 0.5,
+            "sampled": 1.0,
             "disturbed": 0.0,
             "rep": rep,
         }
@@ -257,7 +265,7 @@ def test_the_report_names_what_matters_and_how_well_it_is_known(
 
 def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> None:
     latency, _, _ = machine_tables(scenario)
-    most, slo_us, text = local_load(latency, 2)
+    most, slo_us, text = local_load(latency, NO_SCANS, 2)
     medians = latency.groupby(["cores", "beside", "target_qps"])["p95_us"].median()
     one = medians[1, "none"]
     assert most == pytest.approx(1.15 * knee_qps(one.index.to_numpy(), one.to_numpy()))
@@ -269,11 +277,61 @@ def test_load_and_slo_follow_their_rule(scenario: Scenario, tmp_path: Path) -> N
     assert slo_us == pytest.approx((slow * fast) ** 0.5, rel=0.02)
     assert "geometric mean" in text
     no_knee = (latency["beside"] == "none") & (latency["cores"] == 1)
-    most, _, text = local_load(latency.assign(p95_us=latency["p95_us"].mask(no_knee, 900.0)), 2)
+    most, _, text = local_load(
+        latency.assign(p95_us=latency["p95_us"].mask(no_knee, 900.0)), NO_SCANS, 2
+    )
     assert most == pytest.approx(1.15 * 400e3, rel=0.02) and "CAUTION" in text
     below = latency[latency["target_qps"] < 300e3]
     with pytest.raises(InputError, match="has no knee"):
-        local_load(below, 2)
+        local_load(below, NO_SCANS, 2)
+
+
+def test_of_sweep_and_scans_the_slower_one_sets_load_and_slo(scenario: Scenario) -> None:
+    """The host gave memcached a third less in the minute of the scans."""
+    latency, _, _ = machine_tables(scenario)
+    sweep = latency[(latency["beside"] == "none") & (latency["cores"] == 1)]
+    slower = sweep.assign(target_qps=sweep["target_qps"] / 1.5, disturbed=0.0)
+    most, slo_us, _ = local_load(latency, NO_SCANS, 2)
+    least, wider_us, text = local_load(latency, slower, 2)
+    assert least == pytest.approx(most / 1.5, rel=0.01)
+    assert slo_us < wider_us
+    assert "in the scans for its largest throughput" in text
+    for others in (
+        slower.assign(disturbed=2.0),  # not memcached's doing
+        slower.assign(target_qps=2.0 * sweep["target_qps"]),
+    ):
+        assert local_load(latency, others, 2)[:2] == (most, slo_us)
+
+
+def test_the_largest_load_is_one_that_memcached_recovers_under(scenario: Scenario) -> None:
+    """Overloaded, a real memcached serves less than just before."""
+    latency, _, _ = machine_tables(scenario)
+    largest = (latency["cores"] == 2) & (latency["beside"] == "none")
+    past = largest & (latency["target_qps"] > 450e3)
+    collapsed = latency["achieved_qps"].mask(past, 380e3)
+    most, _, text = local_load(latency.assign(achieved_qps=collapsed), NO_SCANS, 2)
+    assert most == pytest.approx(0.9 * 380e3)
+    assert "0.9 of the 380,000/s that its largest set serves when overloaded" in text
+    # Loads that were disturbed are no overload: larger ones were served.
+    disturbed = collapsed.mask(largest & (latency["target_qps"] < 250e3), 20e3)
+    assert local_load(latency.assign(achieved_qps=disturbed), NO_SCANS, 2)[0] == most
+    never = latency.assign(achieved_qps=disturbed.where(~past, latency["target_qps"]))
+    assert local_load(never, NO_SCANS, 2)[0] > most, "a set that was never overloaded sets no limit"
+
+
+def test_wild_readings_beside_background_work_leave_load_and_capacity(scenario: Scenario) -> None:
+    """A stolen-from machine has served more beside spinning jobs than alone, and the reverse."""
+    latency, jobs, actuation = machine_tables(scenario)
+    row = (latency["beside"] == "cpu (background)") & (latency["cores"] == 2)
+    factor = np.exp(np.random.default_rng(1).normal(0.0, 1.5, len(latency)))
+    wild = latency.assign(
+        p95_us=latency["p95_us"].where(~row, latency["p95_us"] * factor),
+        achieved_qps=latency["achieved_qps"].where(~row, latency["target_qps"]),
+    )
+    assert local_load(wild, NO_SCANS, 2) == local_load(latency, NO_SCANS, 2)
+    profile = fit_machine(scenario, load_profile(scenario.profile), wild, jobs, actuation, "m")
+    assert profile.service["core_capacity_qps"].value == pytest.approx(400e3, rel=0.05)
+    assert predicted_p95(profile, 200e3) == pytest.approx(predicted_p95(None, 200e3), rel=0.2)
 
 
 def test_what_requests_cost_is_measured(scenario: Scenario) -> None:
@@ -308,16 +366,16 @@ def test_disturbed_points_do_not_move_the_fit(scenario: Scenario) -> None:
     assert mixed.service == clean.service
 
 
-def test_a_job_that_did_not_end_keeps_its_prior_or_is_named(scenario: Scenario) -> None:
+def test_a_job_that_did_not_end_keeps_its_prior_or_is_longer_than_any(scenario: Scenario) -> None:
     latency, jobs, actuation = machine_tables(scenario)
     jobs["real_s"] = np.nan
     base = load_profile(scenario.profile)
     profile = fit_machine(scenario, base, latency, jobs, actuation, "m")
     assert profile.jobs["matrix"]["work_s"].source.startswith("prior (profile prior)")
     assert profile.jobs["matrix"]["work_s"].value == base.jobs["matrix"]["work_s"].value
-    with pytest.raises(InputError, match="job matrix: did not end in time"):
-        other = base.model_copy(update={"jobs": {}})
-        fit_machine(scenario, other, latency, jobs, actuation, "m")
+    other = base.model_copy(update={"jobs": {}})
+    work = fit_machine(scenario, other, latency, jobs, actuation, "m").jobs["matrix"]["work_s"]
+    assert work.value > 30.0 and work.source.endswith("30 s of CPU time did not end it")
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,46 @@ def test_cpu_and_l1i_are_what_hurts_most_in_every_group() -> None:
     both = saturation[["cpu", "l1i", "membw"]].dropna()
     assert len(both) >= 10
     assert (both[["cpu", "l1i"]].max(axis=1) < both["membw"]).all()
+
+
+LOADS = range(10_000, 60_000, 10_000)
+TABLES = {
+    "latency_curves": "repo,path,threads,cores,rep,target_qps,achieved_qps,p95_us,year,"
+    "cpu_util_pct\n"
+    + "".join(f"1,2,1,1,0,{load},{load},400,{{year}},{{number}}\n" for load in LOADS),
+    "memcached_interference": "repo,year,interference,rep,target_qps,achieved_qps,p95_us\n"
+    + "".join(f"1,{{year}},cpu,0,{load},{load},{{number}}\n" for load in LOADS),
+    "job_interference": "repo,year,job,interference,real_s\n1,{year},2,none,{number}\n",
+    "job_scaling": "repo,year,machine,job,threads,real_s,user_s,sys_s,path\n"
+    "1,{year},m,2,{number},60,50,1,p\n",
+    "job_pairs": "repo,job,colocated_with(no=alone),time_s\n1,2,no,{number}\n",
+}
+
+
+@pytest.mark.parametrize("number", ["90", "fast", "9" * 400, "1e999", ""])
+def test_a_folder_without_the_reports_group_is_read_whatever_its_numbers_are(
+    tmp_path: Path, number: str
+) -> None:
+    for name, table in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(table.format(year=2025, number=number))
+    found = conclude(read(tmp_path)).set_index("conclusion")["found"]
+    assert found["sources over 2 ms at 40K QPS"] == "none"
+    assert pd.isna(found["knee, cpu [QPS]"])
+
+
+def test_a_table_of_others_that_lacks_a_column_is_named(tmp_path: Path) -> None:
+    for name, table in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(table.format(year=2025, number=1))
+    (tmp_path / "job_pairs.csv").write_text("repo,job\n1,2\n")
+    with pytest.raises(InputError, match=r"job_pairs\.csv: missing columns: colocated_with"):
+        read(tmp_path)
+
+
+def test_scans_of_nobody_are_left_out_and_said(tmp_path: Path) -> None:
+    for name, table in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(table.format(year=2025, number=1))
+    with (tmp_path / "latency_curves.csv").open("a") as table:
+        table.write(",2,1,1,0,70000,70000,400,2025,1\n1,,1,1,0,80000,80000,400,2025,1\n")
+    published = read(tmp_path)
+    assert len(published.scans) == len(LOADS)
+    assert "latency_curves: 2 left out: repo or path is missing" in published.remarks

@@ -11,21 +11,24 @@ import pandas as pd
 import pytest
 
 from env.errors import InputError
-from env.scenario import Scenario
+from env.scenario import Job, Scenario
+from training.analysis.findings import ALONE
 from training.machine import testbed as testbed_module
 from training.machine.experiment import combinations, factor, require
 from training.machine.measure import (
-    MARGIN,
+    WHOLE,
+    WHOLE_COLUMNS,
     Campaign,
     CampaignPlan,
-    Row,
     Store,
     Task,
-    margin,
 )
+from training.machine.pressure import Row
+from training.machine.samples import MARGIN, SERVING, next_whole_run
 from training.machine.testbed import (
     Timing,
 )
+from training.statistics import margin
 
 REPEATED = CampaignPlan("repeated", Timing(1.0, 0.3), (3, 9), math.inf, 10.0, 1.0)
 
@@ -93,6 +96,28 @@ def test_a_job_that_does_not_end_in_time_is_run_as_rarely_as_possible() -> None:
     task = Task("jobs", "j", "threads", (1,), "real_s", 1.0, lambda testbed, points: [])
     rows = pd.DataFrame({"threads": [1], "real_s": [math.nan], "disturbed": [0.0]})
     assert task.unknown(rows, (1, 9)) == []
+
+
+def test_neither_is_one_beside_memcached(scenario: Scenario, tmp_path: Path) -> None:
+    tasks = Campaign(scenario, REPEATED, Store(tmp_path, {})).tasks(1e5, 2)
+    task = next(one for one in tasks if one.key == f"jobs beside {SERVING}")
+    rows = pd.DataFrame({"place": [0], "real_s": [math.nan], "cpu_s": [30.0], "disturbed": [0.0]})
+    assert task.unknown(rows, (1, 9)) == []
+
+
+@pytest.mark.parametrize("name", ["1", "01", "1e3", "null", "nan"])
+def test_a_jobs_name_stays_a_name_in_a_table(name: str, tmp_path: Path) -> None:
+    store = Store(tmp_path, {})
+    job = Job(name=name, command=("true",), threads=(1,), memory_mib=1)
+    row: Row = {"job": name, "threads": 1, "beside": ALONE, "cpu_s": 2.0, "cycles": math.nan}
+    store.add(WHOLE, name, [row | {"real_s": 3.0}], 1.0)
+    store.add(WHOLE, name, [row | {"real_s": math.nan}], 1.0)
+    rows = store.rows(WHOLE, name)
+    assert rows["rep"].tolist() == [0, 1] and rows["job"].tolist() == [name, name]
+    assert rows["real_s"].isna().tolist() == [False, True]
+    # One that did not end is not run again.
+    runs = store.table(WHOLE).reindex(columns=WHOLE_COLUMNS)
+    assert next_whole_run([job], 1, runs, 100.0, 3) is None
 
 
 def test_every_combination_of_levels_is_run_once() -> None:

@@ -7,6 +7,7 @@ import torch
 from stable_baselines3 import PPO
 
 from agents.checkpoint import CHECKPOINT_FOLDER, read_checkpoint
+from agents.general_checkpoint import is_general
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
 from training.ppo.masked_policy import parameters
@@ -14,7 +15,7 @@ from training.ppo.training_run import LinearSchedule, resumed_model, train
 from training.recipe import load_recipe
 
 BEST = CHECKPOINT_FOLDER / "best.zip"
-SHIPPED = sorted(CHECKPOINT_FOLDER.glob("*.zip"))
+SHIPPED = [path for path in sorted(CHECKPOINT_FOLDER.glob("*.zip")) if not is_general(path)]
 SMALL = load_recipe("default").model_copy(
     update={
         "n_envs": 16,

@@ -146,8 +146,13 @@ def test_a_selection_trace_is_run_as_if_alone():
     assert machine.summary() == many[0]
 
 
-def scored(makespan_s, violation_ratio, varied_ratio=0.0):
-    plain = {"makespan_s": makespan_s, "violation_ratio": violation_ratio, "completed": True}
+def scored(makespan_s, violation_ratio, varied_ratio=0.0, expected_ratio=0.0):
+    plain = {
+        "makespan_s": makespan_s,
+        "violation_ratio": violation_ratio,
+        "expected_violation_ratio": expected_ratio,
+        "completed": True,
+    }
     return score([plain], [plain | {"violation_ratio": varied_ratio}])
 
 
@@ -164,6 +169,12 @@ def test_violations_on_varied_traces_cost_what_the_reward_charges():
     assert calm.cost_s == accepted.cost_s == 600.0
     assert scored(600.0, 0.0, 0.02).cost_s == pytest.approx(600.0 * (1.0 + 0.02 * VIOLATION_WEIGHT))
     assert scored(516.0, 0.0, 0.020) < scored(575.0, 0.0, 0.017)
+
+
+def test_violations_to_be_expected_cost_the_same_however_few():
+    near = scored(570.0, 0.0, expected_ratio=0.032)
+    assert near.cost_s == pytest.approx(570.0 * (1.0 + 0.032 * VIOLATION_WEIGHT))
+    assert scored(590.0, 0.0, expected_ratio=0.012) < near
 
 
 def test_ctrl_c_before_there_is_something_to_save_is_one_line(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.records.predicted import Prediction, note_policy, read_prediction
+from deploy.records.predicted import Prediction, note_policy, predict, read_prediction
 from env.simulator.profile import load_profile
 from training.refinement import predict_run
 from training.refinement.live_replay import LiveReplay
@@ -93,10 +93,11 @@ def test_both_predictions_stand_beside_what_was_measured(folder: Path) -> None:
 
 
 def test_a_policy_that_is_gone_leaves_the_other_half(folder: Path) -> None:
+    """By a process of its own, as a report has it predicted."""
     (folder / "mine.yaml").write_text("rule: static")
     note_policy(folder, str(folder / "mine.yaml"))
     (folder / "mine.yaml").unlink()
-    found = predicted(folder)
+    found = predict(folder)
     assert found.free is None and found.replayed is not None
     (remark,) = found.remarks
     assert "mine.yaml is gone, or another than it was" in remark
@@ -148,3 +149,60 @@ def test_a_run_without_its_records_is_one_line(
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and str(folder) in said
+
+
+def change_column(folder: Path, name: str, edit: Callable[[float, float], float]) -> None:
+    """Edit a column of the samples, given each one's time [s] and value."""
+    lines = (folder / "samples.csv").read_text().splitlines()
+    column = lines[0].split(",").index(name)
+    rows = [line.split(",") for line in lines[1:]]
+    for row in rows:
+        row[column] = f"{edit(float(row[0]), float(row[column])):.4f}"
+    (folder / "samples.csv").write_text("\n".join([lines[0], *map(",".join, rows)]) + "\n")
+
+
+def test_what_others_used_is_told_from_memcached_and_the_jobs(folder: Path) -> None:
+    profile, found = load_profile("local"), []
+    for _ in range(2):  # half a vCPU more each time
+        change_column(folder, "busy_s_1", lambda time_s, busy_s: busy_s + 0.5 * time_s)
+        found.append(predict_run.foreign_vcpus(read_live_run(folder), profile))
+    assert 0.0 < found[0] <= 0.5 and found[1] == pytest.approx(found[0] + 0.5, abs=1e-3)
+    assert any("other processes used" in remark for remark in predicted(folder).remarks)
+    for vcpu in range(2):
+        change_column(folder, f"busy_s_{vcpu}", lambda time_s, busy_s: 0.0)
+    assert predict_run.foreign_vcpus(read_live_run(folder), profile) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("stolen_s", lambda time_s, _: 1e308 if time_s > 10.0 else -1e308),
+        ("stolen_s", lambda time_s, _: -1e308 if time_s > 10.0 else 1e308),
+        ("time_s", lambda time_s, _: 1e308 if time_s > 40.0 else time_s),
+    ],
+)
+def test_samples_that_no_run_has_written_are_no_endless_steals(
+    folder: Path, run: LiveRun, column: str, value: Callable[[float, float], float]
+) -> None:
+    change_column(folder, "stolen_s", lambda time_s, _: time_s)
+    change_column(folder, column, value)
+    assert len(read_live_run(folder).trace.jobs) == len(run.trace.jobs)
+
+
+def test_what_was_stolen_is_stolen_in_both_predictions(folder: Path, run: LiveRun) -> None:
+    note_policy(folder, "static")
+    before = predicted(folder)
+    # The hypervisor takes a fifth of both vCPUs.
+    change_column(folder, "stolen_s", lambda time_s, _: 2.0 * 0.2 * time_s)
+    after = predicted(folder)
+    assert any("hypervisor took 20% of the vCPUs' time" in remark for remark in after.remarks)
+    for calm, stolen in ((before.replayed, after.replayed), (before.free, after.free)):
+        assert calm is not None and stolen is not None
+        assert calm.p95_median_us and stolen.p95_median_us
+        assert stolen.p95_median_us > calm.p95_median_us
+    profile = load_profile("local")
+    ran_s, slower_s = (
+        LiveReplay(one).play(profile, closed=False).run_s for one in (run, read_live_run(folder))
+    )
+    # A fifth less time, and what memcached then catches up with.
+    assert (slower_s > ran_s).all() and 1.1 < slower_s.sum() / ran_s.sum() < 2.0

@@ -58,7 +58,7 @@ def test_spreads_only_narrow_and_what_is_not_told_stays(found: Update) -> None:
     for name in ("smt", "batch_smt"):
         assert after.service[name] == before.service[name]
     assert after.host["load_lag_low_s"] == before.host["load_lag_low_s"]
-    assert "refined by 1 runs" in after.service["core_capacity_qps"].source
+    assert "refined by 1 run " in after.service["core_capacity_qps"].source
 
 
 def test_a_second_look_at_the_same_run_changes_little(replay: LiveReplay, found: Update) -> None:

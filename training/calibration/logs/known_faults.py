@@ -99,6 +99,7 @@ class KnownFaults(_Entry):
 
     :param groups: what is wrong in a group's logs, by group
     :param unlogged_moves: runs that do not log memcached's moves, by the beginning of their names
+    :param suspicious: runs that no allocation explains, by their names
     :param quiet_after_jobs: groups whose intervals after the last job are used
     :param scans_left_out: scans that are not used
     :param scan_vms: scans that did not run on a group's first VM
@@ -107,6 +108,7 @@ class KnownFaults(_Entry):
 
     groups: dict[str, GroupFault]
     unlogged_moves: dict[str, str]
+    suspicious: dict[str, str]
     quiet_after_jobs: dict[str, str]
     scans_left_out: tuple[ScanLeftOut, ...]
     scan_vms: tuple[ScanVm, ...]

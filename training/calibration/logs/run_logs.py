@@ -7,6 +7,7 @@ be wrong in a group's logs is corrected.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from training.calibration.logs.known_faults import GroupFault, known_faults
 from training.calibration.logs.tables import (
     COLUMNS,
     Remark,
+    numbers,
     numeric,
     p95_faults,
     read_table,
@@ -80,7 +82,7 @@ def read_runs(
     remarks: list[Remark] = []
     intervals = numeric(intervals, "intervals", COLUMNS["intervals"][1:], remarks)
     events = numeric(events, "events", ("t_s",), remarks)
-    events = events.assign(threads=pd.to_numeric(events["threads"], errors="coerce"))
+    events = events.assign(threads=numbers(events["threads"]))
     by_run = {str(run): rows for run, rows in intervals.groupby("run", sort=False)}
     events_by_run = {str(run): rows for run, rows in events.groupby("run", sort=False)}
     traces = []
@@ -168,9 +170,7 @@ def _trace(
         remarks.append(Remark("events", run, -1, "memcached: cores not logged: taken as 0-1"))
     if fault.yields:
         jobs = [replace(job, moves=_without(job.moves, moves)) for job in jobs]
-    threads = pd.to_numeric(
-        events.loc[events["job"] == "memcached", "threads"], errors="coerce"
-    ).dropna()
+    threads = events.loc[events["job"] == "memcached", "threads"].dropna()
     return RunTrace(
         run=run,
         group=group,
@@ -309,7 +309,8 @@ def _mean_quota(rows: pd.DataFrame, start: float, end: float) -> float:
     """Mean over a job's life of the CPU quota that its notes give, infinite without notes."""
     if "note" not in rows.columns:
         return float(np.inf)
-    percent = rows["note"].astype(str).str.extract(r"^Job quota percentage ([\d.]+)$")[0]
+    noted = rows["note"].astype(str).str.extract(r"^Job quota percentage ([\d.]+)$")[0]
+    percent = numbers(noted)
     known = percent.notna()
     if not known.any():
         return float(np.inf)
@@ -373,33 +374,35 @@ def core_mask(cores: object) -> int:
 
     :param cores: what the table has
     """
-    mask = 0
-    for part in str(cores).split(";"):
-        try:
-            core = int(float(part))
-        except ValueError:
-            continue
-        if 0 <= core < VCPUS:
-            mask |= 1 << core
-    return mask
+    return mask_of(tuple(core for core in _listed(cores) if 0 <= core < VCPUS))
 
 
-def _ghosts(text: object) -> list[int]:
+def _ghosts(cores: object) -> list[int]:
     """Find what a core list names that a 4-vCPU VM does not have."""
-    parts = [part for part in str(text).split(";") if part.replace(".", "", 1).isdigit()]
-    return [core for core in (int(float(part)) for part in parts) if core >= VCPUS]
+    return [core for core in _listed(cores) if core >= VCPUS]
+
+
+def _listed(cores: object) -> list[int]:
+    found = []
+    for part in str(cores).split(";"):
+        with contextlib.suppress(ValueError, OverflowError):  # no number, or an endless one
+            found.append(int(float(part)))
+    return found
 
 
 def _year(row: dict[str, object]) -> int:
     """Year of a run's date, 0 where the table has none."""
     text = str(row.get("date", ""))[:4]
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _day(row: dict[str, object]) -> str:
     """Day of a run, empty without a date; a session that runs past midnight stays on its VM."""
     date = pd.to_datetime(str(row.get("date", "")), errors="coerce")
-    return "" if pd.isna(date) else str((date - pd.Timedelta(hours=6)).date())
+    if pd.isna(date):
+        return ""
+    date -= pd.Timedelta(hours=6)
+    return f"{date.year:04}-{date.month:02}-{date.day:02}"  # Python has no dates before year 1
 
 
 def count_by_group(runs: Iterable[RunTrace]) -> dict[str, int]:

@@ -8,6 +8,7 @@ rows) raise `InputError`; faults of a row drop that row.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import numpy as np
 import pandas as pd
 
 from env.errors import InputError
+from env.inputs.text_files import MOST_RECORD_BYTES, read_expanded
+
+NAMELESS = "repo or path is missing"
 
 # Latencies are in microseconds. Below this a p95 over a network is not believable: it is in ms.
 LOWEST_P95_US = 20.0
@@ -28,11 +32,19 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("repo", "year", "machine", "job", "threads", "real_s", "user_s", "sys_s"),
         "path",
     ),
+    "job_interference": ("repo", "year", "job", "interference", "real_s"),
+    "job_pairs": ("repo", "job", "colocated_with(no=alone)", "time_s"),
+    "memcached_interference": (
+        *("repo", "year", "interference", "rep", "target_qps", "achieved_qps", "p95_us"),
+    ),
     "latency_curves": (
         *("repo", "path", "threads", "cores", "rep", "target_qps", "achieved_qps", "p95_us"),
         *("year", "cpu_util_pct"),
     ),
 }
+
+NAMES = dict.fromkeys(("run", "repo", "path", "job", "event", "interference"), str)
+"""Columns of names, which are texts also where all of them look like numbers."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +104,13 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
             break
     else:
         raise InputError(f"{folder}: no table {name}.csv or {name}.csv.gz")
+    content = read_expanded(path, "a table", MOST_RECORD_BYTES)
     try:
-        table = pd.read_csv(path, low_memory=False)
-    except (OSError, ValueError, EOFError) as error:
+        table = pd.read_csv(io.BytesIO(content), dtype=NAMES, low_memory=False)
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the surplus for names of rows
+        raise InputError(f"{path}: rows have more values than its heading names")
     missing = [column for column in COLUMNS.get(name, ()) if column not in table.columns]
     if missing:
         raise InputError(f"{path}: missing columns: {', '.join(missing)}")
@@ -120,11 +135,31 @@ def numeric(
     :param remarks: receives what is left out
     :param label: column that names a row, for remarks
     """
-    table = table.assign(
-        **{column: pd.to_numeric(table[column], errors="coerce") for column in columns}
-    )
-    faults = [(~np.isfinite(table[name]), f"{name} is not a number") for name in columns]
+    table = table.assign(**{column: numbers(table[column]) for column in columns})
+    faults = [(table[name].isna(), f"{name} is not a number") for name in columns]
     return without(table, file, faults, remarks, label)
+
+
+def numbers(column: pd.Series) -> pd.Series:
+    """
+    A column's numbers; what is none, or none that a float holds, is NaN.
+
+    :param column: as it was read
+    """
+    try:
+        found = pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # of whole numbers; of texts it is infinite
+        found = pd.to_numeric(column.astype(str), errors="coerce")
+    return found.where(np.isfinite(found))
+
+
+def nameless(scans: pd.DataFrame) -> pd.Series:
+    """
+    Which points of scans do not say whose they are.
+
+    :param scans: the table `latency_curves`
+    """
+    return scans["repo"].isna() | scans["path"].isna()
 
 
 def p95_faults(p95_us: pd.Series) -> tuple[tuple[pd.Series, str], ...]:

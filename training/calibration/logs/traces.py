@@ -83,6 +83,13 @@ class RunTrace:
         """First start to last end."""
         return self.last_end_s - self.first_start_s
 
+    @property
+    def in_batch_window(self) -> npt.NDArray[np.bool_]:
+        """Which intervals overlap the time between them."""
+        return (self.interval_end_s > self.first_start_s) & (
+            self.interval_start_s < self.last_end_s
+        )
+
     def predecessor(self, job: JobTrace) -> JobTrace | None:
         """
         The job whose logged end came last before this one's start, if any.

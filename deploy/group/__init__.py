@@ -1,0 +1,5 @@
+"""
+How do several memcacheds serve as one?
+
+Members that hold the keys, and a proxy in front of them that clients talk to.
+"""

@@ -1,0 +1,1 @@
+"""Groups of memcacheds under a deployment."""

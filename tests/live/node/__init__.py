@@ -1,0 +1,1 @@
+"""A cluster's node, tended beside what a kubelet does."""

@@ -1,0 +1,1 @@
+"""A queue served beside memcached, with real processes and containers."""

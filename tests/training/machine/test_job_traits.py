@@ -1,0 +1,97 @@
+"""What runs of a job say of it, and what is believed of one that has hardly run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from env.family.drawing import generic_traits
+from env.physics.jobs import JOB_FIELDS
+from env.simulator.profile import Profile, load_profile
+from training.analysis.findings import ALONE
+from training.machine.job_traits import dearer_beside_memcached, job_traits
+from training.machine.samples import SERVING
+
+
+@pytest.fixture(scope="module")
+def base() -> Profile:
+    return load_profile("local")
+
+
+def run(
+    threads: int, real_s: float, cpu_s: float, beside: str = ALONE, instructions: float = math.nan
+) -> dict[str, object]:
+    return {
+        "job": "pack",
+        "threads": threads,
+        "beside": beside,
+        "real_s": real_s,
+        "cpu_s": cpu_s,
+        "instructions": instructions,
+        "sampled": 1.0,
+        "overhead_s": 0.01,
+        "disturbed": 0.0,
+    }
+
+
+def test_two_thread_counts_tell_work_and_serial_fraction(base: Profile) -> None:
+    traits = job_traits("pack", pd.DataFrame([run(1, 20.01, 20.0), run(2, 11.01, 20.0)]), base)
+    assert set(traits) == set(JOB_FIELDS)
+    assert traits["work_s"].value == pytest.approx(20.0, rel=0.02)
+    assert traits["work_s"].spread >= 0.03  # one run each
+    share = traits["serial_fraction"].value
+    assert share + (1.0 - share) / 2.0 == pytest.approx(0.55, rel=0.04)
+    assert traits["sensitivity"].value == pytest.approx(
+        generic_traits()["sensitivity"][0], rel=1e-3
+    )
+    assert traits["sensitivity"].source.startswith("prior (any job")
+
+
+def test_the_cpu_time_of_several_threads_stands_for_the_run_of_one(base: Profile) -> None:
+    traits = job_traits("pack", pd.DataFrame([run(2, 15.01, 20.0)]), base)
+    assert traits["work_s"].value == pytest.approx(20.0, rel=0.1)
+    assert traits["work_s"].spread >= 0.1
+    share = traits["serial_fraction"].value
+    assert share + (1.0 - share) / 2.0 == pytest.approx(0.75, rel=0.1)
+
+
+def test_what_memcached_makes_dearer_is_half_believed(base: Profile) -> None:
+    alone, beside = run(1, 20.01, 20.0), run(1, 60.0, 28.8, SERVING)
+    traits = job_traits("pack", pd.DataFrame([alone, beside]), base)
+    assert traits["work_s"].value == pytest.approx(20.0 * math.sqrt(1.44), rel=0.02)
+    assert traits["work_s"].spread > 0.5 * math.log(1.44)
+    assert "1.44 times as much beside memcached" in traits["work_s"].source
+
+
+def test_the_cpu_time_of_an_instruction_comes_before_that_of_a_run() -> None:
+    # The run beside memcached was stopped, so its CPU time is that of a part.
+    alone = run(1, 20.0, 20.0, instructions=2e10)
+    beside = run(1, math.nan, 6.5, SERVING, instructions=5e9)
+    runs = pd.DataFrame([alone, beside])
+    assert dearer_beside_memcached(runs) == pytest.approx(1.3)
+    assert math.isnan(dearer_beside_memcached(runs.assign(instructions=math.nan)))
+    # What a part has used is scaled up to the whole, what was counted in it is not.
+    halved = runs.assign(sampled=[0.5, 1.0])
+    assert dearer_beside_memcached(halved) == pytest.approx(2.6)
+
+
+def test_a_job_that_has_not_ended_is_longer_than_what_was_seen(base: Profile) -> None:
+    work = job_traits("pack", pd.DataFrame([run(2, math.nan, 160.0)]), base)["work_s"]
+    assert work.value > 160.0 and "160 s of CPU time did not end it" in work.source
+    median, spread = generic_traits()["work_s"]
+    assert work.spread < spread
+    draws = np.exp(np.random.default_rng(0).normal(math.log(median), spread, 400_000))
+    longer = np.log(draws[draws > 160.0])
+    assert math.log(work.value) == pytest.approx(longer.mean(), abs=0.02)
+    assert work.spread == pytest.approx(longer.std(), abs=0.02)
+
+
+def test_a_job_that_was_never_run_is_what_the_profile_knows_or_any(base: Profile) -> None:
+    nothing = pd.DataFrame([run(1, 1.0, 1.0)]).iloc[:0]
+    known = base.jobs["zlib"]["work_s"].value
+    assert job_traits("zlib", nothing, base)["work_s"].value == known
+    any_job = job_traits("pack", nothing, base)
+    assert any_job["work_s"].value == pytest.approx(generic_traits()["work_s"][0], rel=1e-3)

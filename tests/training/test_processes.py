@@ -1,0 +1,34 @@
+"""Processes that share out work end with the command that started them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHARED = """
+import time
+from training.processes import process_pool
+with process_pool(2) as pool:
+    busy = pool.submit(time.sleep, 600)
+    print("begun", flush=True)
+    busy.result()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_pool_ends_with_the_process_that_started_it(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SHARED]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        workers = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        process.wait(30.0)
+    assert len(workers) == 2
+    assert psutil.wait_procs(workers, 30.0)[1] == []

@@ -1,0 +1,67 @@
+"""The scenarios that a general policy learns and is chosen on, each with its schedule."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from env.family.drawing import drawn_names, is_drawn
+from env.scenario import Scenario, load_scenario
+from env.sets.tokens import Layout
+from env.simulator.machine import EpisodeFactory, Variation
+from training.general.list_schedules import quick_schedule
+from training.general.machines import Setup
+from training.recipe import Imitation
+
+
+def drawn_scenarios(purpose: str, seed: int, count: int) -> list[Scenario]:
+    """
+    Scenarios of the family, from small to large.
+
+    :param purpose: `training` or `selection`
+    :param seed: of the draws
+    :param count: how many
+    """
+    drawn = [load_scenario(name) for name in drawn_names(purpose, seed, count)]
+    return sorted(drawn, key=lambda one: (len(one.jobs) + 2) * one.machine.vcpus)
+
+
+def common_layout(scenarios: Sequence[Scenario]) -> Layout:
+    """
+    Room for the largest of some scenarios.
+
+    :param scenarios: the problems
+    """
+    return Layout(
+        max(len(scenario.jobs) for scenario in scenarios),
+        max(scenario.machine.vcpus for scenario in scenarios),
+    )
+
+
+def find_setups(
+    scenarios: Sequence[Scenario],
+    layout: Layout,
+    variation: Variation,
+    seed: int,
+    imitation: Imitation,
+) -> list[Setup]:
+    """
+    What machines play, with a schedule for each.
+
+    :param scenarios: several are played on hosts of one size, a single one on hosts of its own
+    :param layout: room for all of them
+    :param variation: how episodes differ; the loads of drawn scenarios differ by themselves
+    :param seed: of the schedules' searches
+    :param imitation: how long those are
+    :raises InputError: if a scenario does not fit the hosts that several are played on
+    """
+    padded = len(scenarios) > 1
+    as_drawn = replace(variation, interval_s=None, least_load=None, most_load=None)
+    setups = []
+    for scenario in scenarios:
+        plain = EpisodeFactory(scenario, padded=padded)
+        schedule = quick_schedule(
+            plain, seed, imitation.search_traces, imitation.search_evaluations
+        )
+        differing = as_drawn if is_drawn(scenario.profile) else variation
+        factory = EpisodeFactory(scenario, variation=differing, padded=padded)
+        setups.append(Setup(factory, schedule, layout))
+    return setups

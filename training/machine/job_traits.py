@@ -1,0 +1,225 @@
+"""
+A job's traits by its runs on this machine.
+
+*Work and serial fraction* follow from its times alone by Amdahl's law. Work is the geometric mean
+of what it costs alone and in the background of memcached, for which physics has no other word, and
+its spread holds both. Before a job is measured it might be any of the scenario family
+(`env.family.drawing.generic_traits`): so its traits have a median and a spread from the start, and
+keep them where nothing was measured.
+
+*How much jobs on different cores slow each other down* follows from pairs of them. The physics says
+that job i beside job j takes 1 + sensitivity_i x pressure_j times as long as alone
+(`env.physics.jobs`). Only the products show, so the priors of `training.calibration.priors` set
+the scale.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+from scipy.stats import truncnorm
+
+from env.family.drawing import generic_traits
+from env.physics.jobs import JOB_FIELDS
+from env.simulator.profile import Parameter, Profile
+from training.analysis.curves import trusted
+from training.analysis.findings import ALONE, PAIRED
+from training.calibration.priors import JOB_PRIORS, RUN_SD
+from training.machine.samples import SERVING
+from training.statistics import significant
+
+FloatArray = npt.NDArray[np.float64]
+
+HERE = "measured here"
+GENERIC = "prior (any job of the scenario family)"
+NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
+JOB_SD = 0.03  # of ln(time) of one run of a job
+CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
+LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
+FIELDS = ("sensitivity", "pressure")
+
+
+def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
+    """
+    What a profile says of a job, but for what pairs say.
+
+    :param name: its name
+    :param jobs: see `training.analysis.findings`, with `beside` also `SERVING`, and with cpu_s,
+        sampled, instructions and overhead_s
+    :param base: says what is known of a job that was not measured, if it knows it
+    """
+    own = jobs[jobs["job"] == name]
+    alone = trusted(own, ["threads", "beside"])
+    alone = alone[alone["beside"] == ALONE].dropna(subset=["real_s"])
+    if alone.empty and name in base.jobs:
+        return {
+            field: parameter.model_copy(
+                update={"source": f"prior (profile {base.name}): {parameter.source}"}
+            )
+            for field, parameter in base.jobs[name].items()
+        }
+    generic = generic_traits()
+    found = {
+        field: (*generic[field], "s" if field.endswith("_s") else "1", GENERIC)
+        for field in JOB_FIELDS
+    }
+    if alone.empty:
+        seen_s = float(own["cpu_s"].max()) if len(own) else 0.0
+        source = f"{GENERIC}, and {seen_s:.0f} s of CPU time did not end it"
+        found["work_s"] = (*_longer_than(seen_s, *generic["work_s"]), "s", source)
+    else:
+        found |= _fitted(alone, generic["serial_fraction"])
+        work_s, width, unit, source = found["work_s"]
+        dearer = dearer_beside_memcached(own)
+        if math.isfinite(dearer):
+            width = math.hypot(width, 0.5 * math.log(dearer))
+            source = f"{HERE}, {dearer:.2f} times as much beside memcached as alone"
+        else:
+            dearer, source = 1.0, f"{HERE}, alone"
+        found["work_s"] = (work_s * math.sqrt(dearer), width, unit, source)
+    return {
+        field: Parameter(
+            value=significant(value),
+            spread=significant(min(width, 3.0), 3),
+            unit=unit,
+            source=source,
+        )
+        for field, (value, width, unit, source) in found.items()
+    }
+
+
+def _fitted(
+    alone: pd.DataFrame, serial: tuple[float, float]
+) -> dict[str, tuple[float, float, str, str]]:
+    """
+    Work, serial fraction and start of a job: value, spread, unit and source of each.
+
+    :param alone: its runs alone
+    :param serial: prior median and spread of the serial fraction
+    """
+    threads = alone["threads"].to_numpy(np.float64)
+    overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
+    work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
+    # What several threads use together is what one would take, about.
+    counted = np.log(np.maximum(alone["cpu_s"].to_numpy(np.float64), 1e-3))
+    counted = counted if threads.min() > 1.0 else counted[:0]
+    limits = JOB_PRIORS["serial_fraction"]
+
+    def residuals(x: FloatArray) -> FloatArray:
+        share = np.exp(x[1])
+        predicted = x[0] + np.log(share + (1.0 - share) / threads)
+        errors = (predicted - work) / JOB_SD
+        off = (x[1] - math.log(serial[0])) / serial[1]
+        return np.concatenate([errors, (x[0] - counted) / CPU_SD, [off]])
+
+    start = [float(work[threads == threads.min()].mean()), math.log(serial[0])]
+    bounds = ([-7.0, math.log(limits.low)], [12.0, math.log(limits.high)])
+    found = least_squares(residuals, start, bounds=bounds, loss="soft_l1")
+    # A law that does not fit weighs little in the loss: what it misses by says how wrong it is.
+    missed = JOB_SD * np.sqrt(np.mean(residuals(found.x)[: len(work)] ** 2))
+    spread = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    # One run says little of the next.
+    width = max(missed, RUN_SD / math.sqrt(len(work)), 0.0 if not len(counted) else CPU_SD)
+    source = f"{HERE}, with its prior" if len(set(threads)) + len(counted) > 1 else GENERIC
+    return {
+        "work_s": (math.exp(found.x[0]), width, "s", HERE),
+        "serial_fraction": (math.exp(found.x[1]), min(spread[1], serial[1]), "1", source),
+        "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
+    }
+
+
+def dearer_beside_memcached(own: pd.DataFrame) -> float:
+    """
+    What a job's work costs in the background of a memcached under load, over what it costs alone.
+
+    By the CPU time of an instruction where the machine counts them, else by CPU time, which takes
+    runs that ended. Cycles of the job's own would not do: interrupts of the load's packets are
+    charged to whomever they meet.
+
+    :param own: the job's runs
+    :return: NaN where that was not measured
+    """
+    costs = {}
+    for beside in (ALONE, SERVING):
+        runs = own[own["beside"] == beside]
+        counted = runs["cpu_s"] * runs["sampled"] / runs["instructions"]
+        costs[beside] = runs.assign(
+            counted=counted, cpu=runs["cpu_s"].where(runs["real_s"].notna())
+        )
+    fewest = costs[SERVING]["threads"].min()
+    for how in ("counted", "cpu"):
+        alone, serving = (
+            costs[beside].loc[costs[beside]["threads"] == fewest, how].median()
+            for beside in (ALONE, SERVING)
+        )
+        if math.isfinite(serving / alone):
+            return float(serving / alone)
+    return math.nan
+
+
+def _longer_than(seen: float, median: float, spread: float) -> tuple[float, float]:
+    """
+    Median and spread of a lognormal quantity once it is known to exceed what was seen.
+
+    Moments of the truncated normal distribution of its logarithm (Johnson, Kotz, Balakrishnan,
+    "Continuous Univariate Distributions", volume 1, 1994, section 13.10.1).
+    """
+    if seen <= 0.0:
+        return median, spread
+    left = truncnorm((math.log(seen) - math.log(median)) / spread, math.inf)
+    return median * math.exp(spread * float(left.mean())), spread * float(left.std())
+
+
+def fit_pairs(profile: Profile, times: pd.DataFrame) -> Profile:
+    """
+    The profile with the sensitivity and pressure of those jobs that pairs say enough about.
+
+    :param profile: of the machine
+    :param times: what `training.analysis.findings.job_times` made; without pairs nothing changes
+    """
+    names = sorted(profile.jobs)
+    pairs = times[times["beside"].str.startswith(PAIRED) & times["job"].isin(names)].dropna(
+        subset=["ratio", "ratio_ci"]
+    )
+    if pairs.empty:
+        return profile
+    place = {name: k for k, name in enumerate(names)}
+    slowed = pairs["job"].map(place).to_numpy()
+    pressing = pairs["beside"].str.removeprefix(PAIRED).map(place).to_numpy()
+    ratio = pairs["ratio"].to_numpy(np.float64)
+    # Half the width of a 95 % interval is about two standard deviations.
+    sd = np.hypot(pairs["ratio_ci"].to_numpy(np.float64) / 2.0, LEAST_SD)
+    median = np.log(np.repeat([JOB_PRIORS[field].median for field in FIELDS], len(names)))
+    width = np.repeat([JOB_PRIORS[field].sd for field in FIELDS], len(names))
+
+    def residuals(x: FloatArray) -> FloatArray:
+        sensitivity, pressure = np.exp(x).reshape(2, -1)
+        errors = (1.0 + sensitivity[slowed] * pressure[pressing] - ratio) / sd
+        return np.concatenate([errors, (x - median) / width])
+
+    bounds = tuple(
+        np.log(np.repeat([getattr(JOB_PRIORS[field], end) for field in FIELDS], len(names)))
+        for end in ("low", "high")
+    )
+    found = least_squares(residuals, median, bounds=bounds)
+    spread = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    values, spreads = np.exp(found.x).reshape(2, -1), spread.reshape(2, -1)
+    jobs = {}
+    for name in names:
+        fields = dict(profile.jobs[name])
+        for field, value, wide in zip(
+            FIELDS, values[:, place[name]], spreads[:, place[name]], strict=True
+        ):
+            if wide < NARROWED * JOB_PRIORS[field].sd:
+                fields[field] = Parameter(
+                    value=significant(value),
+                    spread=significant(wide, 3),
+                    unit="1",
+                    source=f"{HERE}, in pairs, with its prior",
+                )
+        jobs[name] = fields
+    return profile.model_copy(update={"jobs": jobs})
