@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from env.errors import InputError
 from env.family.arrivals import read_trace
-from env.family.drawing import draw, drawn_names
+from env.family.drawing import draw, drawn_names, generic_traits
+from env.physics.jobs import JOB_FIELDS
 from env.scenario import load_scenario, profile_traits, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import load_profile
@@ -22,6 +25,8 @@ def test_a_name_draws_one_scenario_with_its_profile() -> None:
     draw.cache_clear()
     assert load_scenario(name) == scenario
     assert scenario.job_names == profile.job_names == tuple(profile_traits(name))
+    measured = [load_profile(one).scatter for one in ("cca-2025", "cca-2024", "local")]
+    assert profile.scatter in measured
     changed = scenario.with_changes(load={"interval_s": 4.0})
     assert changed.load.interval_s == 4.0
     assert changed.jobs == scenario.jobs
@@ -83,6 +88,57 @@ def test_a_trace_that_is_none_is_refused_in_one_line(
         read_trace(path)
 
 
+WHOLE = gzip.compress(b"creation_time\n1\n2\n")
+
+
+# A gzip file holds the time of its making, so a name made of its bytes would differ between the
+# processes that share the tests out.
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(WHOLE[:-3], "no whole gzip file", id="cut"),
+        pytest.param(WHOLE[:12] + b"\xff\xff\xff" + WHOLE[15:], "no whole gzip file", id="garbled"),
+        pytest.param(b"creation_time\n1\n2\n", "no whole gzip file", id="plain"),
+        pytest.param(
+            gzip.compress(bytes(40 << 20), 1), "larger than 32 MiB once expanded", id="bomb"
+        ),
+        pytest.param(
+            gzip.compress(b"creation_time\n" + b"1" * 200_000), "creation_time", id="one number"
+        ),
+    ],
+)
+def test_a_compressed_trace_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        read_trace(path)
+
+
+def test_a_pipe_is_no_trace_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.csv")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_trace(tmp_path / "trace.csv")
+
+
 def test_an_unknown_purpose_is_refused() -> None:
     with pytest.raises(InputError, match="allowed are training, selection, report"):
         load_scenario("family-fun-0-0")
+
+
+def test_a_job_of_which_nothing_is_known_is_any_of_the_familys() -> None:
+    generic = generic_traits()
+    assert set(generic) == set(JOB_FIELDS)
+    drawn = [
+        job for name in drawn_names("training", 0, 60) for job in profile_traits(name).values()
+    ]
+    for trait, (median, spread) in generic.items():
+        if trait == "launch_overhead_s":  # drawn ones are bounded by the job's work
+            continue
+        logs = np.log([job[trait] for job in drawn])
+        assert abs(np.median(logs) - np.log(median)) < 0.5 * max(spread, 0.1), trait
+        # Measured values come in clumps (most jobs' threads use one vCPU each), so no share within
+        # some spreads is to be had, only how widely they scatter.
+        scatter = np.sqrt(np.mean((logs - np.log(median)) ** 2))
+        assert scatter == pytest.approx(spread, rel=0.3), trait
