@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,10 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 settings.load_profile("coretide")
+
+# A shell that starts the suite in the background has it ignore Ctrl-C, which every program that a
+# test starts would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 HICCUPS = ("stalls_per_s", "stall_s", "steals_per_s", "steal_s")
