@@ -238,7 +238,8 @@ def machine_counts():
 
 @pytest.mark.skipif(machine_counts(), reason="this machine counts cycles")
 def test_the_refusal_is_one_line_and_nothing_is_touched(deploy, scenario_file, tmp_path):
-    run = deploy("--policy", "intel-prm", "--scenario", str(scenario_file()))
+    options = ("--policy", "intel-prm", "--runtime", "process")
+    run = deploy(*options, "--scenario", str(scenario_file()))
     assert run.finish() == 2
     assert len(run.lines) == 1
     assert "coretide: policy intel-prm: decides by cycles per instruction" in run.lines[0]
