@@ -37,9 +37,10 @@ settings.register_profile(
 )
 settings.load_profile("coretide")
 
-# A shell that starts the suite in the background has it ignore Ctrl-C, which every program that a
-# test starts would inherit.
+# A shell that starts the suite in the background has it ignore what a terminal's keys send, which
+# every program that a test starts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 HICCUPS = ("stalls_per_s", "stall_s", "steals_per_s", "steal_s")
