@@ -31,9 +31,10 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+            # A pool that is not waited for here closes its pipe while Python ends and writes to it.
+            pool.shutdown(cancel_futures=True)
             raise
 
 
