@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from training.processes import process_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,3 +37,12 @@ def test_a_pool_ends_with_the_process_that_started_it(number: signal.Signals) ->
         process.wait(30.0)
     assert len(workers) == 2
     assert psutil.wait_procs(workers, 30.0)[1] == []
+
+
+def test_a_pool_that_an_exception_ends_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), process_pool(2) as pool:
+        pool.submit(time.sleep, 60.0)
+        raise KeyboardInterrupt
+    assert threading.active_count() == before
+    assert multiprocessing.active_children() == []
