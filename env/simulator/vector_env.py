@@ -6,6 +6,7 @@ piece at a time. Infos are shared empty dicts except where an episode ends, so t
 Python per host.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,11 +102,11 @@ class HostBatch(VecEnv):
             self._begin(index, observations)
         return dones, infos
 
+    @abstractmethod
     def _begin(
         self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
     ) -> None:
         """Start an episode of a machine, some of whose jobs are done if it has a head start."""
-        raise NotImplementedError
 
     def _next_buffer(self) -> npt.NDArray[np.float32]:
         self._observations.reverse()
@@ -119,9 +120,9 @@ class HostBatch(VecEnv):
             self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
         return self._traces.pop()
 
+    @abstractmethod
     def _summary(self, index: int) -> dict[str, Any]:
         """What the episode of a machine has come to."""
-        raise NotImplementedError
 
     def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
         info: dict[str, Any] = {
