@@ -46,6 +46,7 @@ def connect(kubeconfig: Path | None) -> "KubeApi":
     :raises InputError: if the client is not installed, or the file is not one
     """
     try:
+        import urllib3
         from kubernetes import client, config
     except ImportError as error:
         raise InputError(
@@ -63,6 +64,9 @@ def connect(kubeconfig: Path | None) -> "KubeApi":
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
     configuration = client.Configuration.get_default_copy()
     configuration.retries = False
+    if not configuration.verify_ssl:
+        # The kubeconfig asks for that, and kubectl says nothing of it either.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return KubeApi(client.ApiClient(configuration))
 
 

@@ -1,8 +1,13 @@
 """The command line of a run on a cluster: manifests without one, bad input in one line."""
 
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -33,23 +38,53 @@ def test_a_dry_run_prints_a_namespace_and_a_job_for_each_of_the_plan() -> None:
     assert "&id" not in done.stdout
 
 
+def write_kubeconfig(path: Path, server: str, **how: bool) -> Path:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server, **how}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
     """Of a server that nobody is: its port is free."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture
+def refusing_server(tmp_path: Path) -> Iterator[int]:
+    """The port of a server with a certificate of its own that refuses whatever is asked."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+class Refusal(BaseHTTPRequestHandler):
+    """No one may do anything."""
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, format: str, *given: object) -> None:
+        """Nothing is written."""
 
 
 def one_line(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
@@ -64,6 +99,17 @@ def test_a_server_that_does_not_answer_is_one_line(kubeconfig: Path) -> None:
     pytest.importorskip("kubernetes")
     done = deploy("--cluster", "group-031", "--kubeconfig", str(kubeconfig))
     one_line(done, "http://127.0.0.1:", "namespace coretide: no answer (connection refused)")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_refusal_is_one_line_where_certificates_are_not_checked(
+    refusing_server: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("kubernetes")
+    server = f"https://127.0.0.1:{refusing_server}"
+    options = {"insecure-skip-tls-verify": True}
+    path = write_kubeconfig(tmp_path / "kubeconfig", server, **options)
+    one_line(deploy("--cluster", "group-031", "--kubeconfig", str(path)), server, "refused (403)")
 
 
 @pytest.mark.parametrize("content", [None, "{"])

@@ -51,12 +51,16 @@ def awaited(what: Callable[[], bool], said: str, limit_s: float = 20.0) -> None:
 
 
 class Node:
-    """Pods in control groups of their own, below a root that nobody else has."""
+    """
+    Pods in control groups of their own, below a root that nobody else has.
 
-    def __init__(self, folder: Path):
+    :param driver: who names the groups, cgroupfs or systemd
+    """
+
+    def __init__(self, folder: Path, driver: str):
         hierarchy = usable_hierarchy()
         assert hierarchy is not None
-        self.hierarchy = hierarchy
+        self.hierarchy, self.driver = hierarchy, driver
         self.root = PurePosixPath(f"/ct-test-{secrets.token_hex(4)}")
         self.api = PodApi()
         self.kubeconfig = self.api.write_kubeconfig(folder / "kubeconfig")
@@ -64,9 +68,15 @@ class Node:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def make(self, uid: str) -> PodGroup:
-        """The groups of a pod and of its container, as the cgroupfs driver names them."""
-        path = self.root / "kubepods" / "burstable" / f"pod{uid}"
-        container = path / secrets.token_hex(32)
+        """The groups of a pod and of its container, as the driver names them."""
+        name = secrets.token_hex(32)
+        if self.driver == "systemd":
+            pod_name = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+            path = self.root / "kubepods.slice" / "kubepods-burstable.slice" / pod_name
+            container = path / f"cri-containerd-{name}.scope"
+        else:
+            path = self.root / "kubepods" / "burstable" / f"pod{uid}"
+            container = path / name
         for group in reversed((container, *list(container.parents)[:-1])):
             JobGroup(self.hierarchy, group, 1024).create()
         pod = PodGroup(self.hierarchy, path, 0)
@@ -123,8 +133,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path, getattr(request, "param", "cgroupfs"))
     yield made
     made.close()
 
@@ -181,6 +191,7 @@ def runs(group: PodGroup) -> bool:
     return group.cpu_s() > before + 0.01
 
 
+@pytest.mark.parametrize("node", ["cgroupfs", "systemd"], indirect=True)
 def test_pods_are_held_started_and_left_as_they_were(
     node: Node, contained: memcached.Memcached, tend: Callable[..., Deployment]
 ) -> None:
