@@ -24,6 +24,7 @@ from deploy.cluster.kube_api import KubeApi, connect
 from deploy.cluster.manifests import JOB
 from env.cluster.cluster_scenario import ClusterScenario
 from tests.cluster.control_plane_build import build
+from tests.deploy.cluster.kubeconfig import write_kubeconfig
 
 TOKEN = "only-for-this-test"
 READY_S = 90.0
@@ -160,7 +161,8 @@ def control_plane(folder: Path, durations_s: Mapping[str, float]) -> Iterator[Co
     """
     programs = build()
     etcd, peer, port = free_port(), free_port(), free_port()
-    kubeconfig = _write_kubeconfig(folder, port)
+    server = f"https://127.0.0.1:{port}"
+    kubeconfig = write_kubeconfig(folder / "kubeconfig", server, TOKEN, checked=False)
     with (folder / "tokens.csv").open("w") as tokens:
         csv.writer(tokens).writerow([TOKEN, "admin", "1", "system:masters"])
     key = folder / "key.pem"
@@ -230,21 +232,6 @@ def running(command: Sequence[str], log: Path) -> Iterator[None]:
             yield
         finally:
             program.kill()
-
-
-def _write_kubeconfig(folder: Path, port: int) -> Path:
-    server = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": server}],
-        "users": [{"name": "u", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 def _await_ready(plane: ControlPlane) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from env.cluster.plan import PLAN_FOLDER
 from env.scenario import SCENARIO_FOLDER
+from tests.deploy.cluster.kubeconfig import write_kubeconfig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,19 +37,6 @@ def test_a_dry_run_prints_a_namespace_and_a_job_for_each_of_the_plan() -> None:
     manifests = list(yaml.safe_load_all(done.stdout))
     assert [one["kind"] for one in manifests] == ["Namespace", *["Job"] * 7]
     assert "&id" not in done.stdout
-
-
-def write_kubeconfig(path: Path, server: str, **how: bool) -> Path:
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": server, **how}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
 
 
 @pytest.fixture
@@ -107,8 +95,7 @@ def test_a_refusal_is_one_line_where_certificates_are_not_checked(
 ) -> None:
     pytest.importorskip("kubernetes")
     server = f"https://127.0.0.1:{refusing_server}"
-    options = {"insecure-skip-tls-verify": True}
-    path = write_kubeconfig(tmp_path / "kubeconfig", server, **options)
+    path = write_kubeconfig(tmp_path / "kubeconfig", server, checked=False)
     one_line(deploy("--cluster", "group-031", "--kubeconfig", str(path)), server, "refused (403)")
 
 

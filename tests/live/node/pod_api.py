@@ -6,11 +6,8 @@ import json
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
-
-import yaml
 
 NODE = "here"
 ASKED = {"fieldSelector": f"spec.nodeName={NODE}", "labelSelector": "coretide.io/class"}
@@ -40,18 +37,6 @@ class PodApi(ThreadingHTTPServer):
                     self.events.append(("MODIFIED" if name in self.pods else "ADDED", pod))
             self.pods = now
             self.news.notify_all()
-
-    def write_kubeconfig(self, path: Path) -> Path:
-        content = {
-            "current-context": "c",
-            "clusters": [
-                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.server_port}"}}
-            ],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        }
-        path.write_text(yaml.safe_dump(content))
-        return path
 
 
 class Answers(BaseHTTPRequestHandler):

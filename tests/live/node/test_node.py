@@ -31,6 +31,7 @@ from deploy.node.pod_groups import PodGroup
 
 pytest.importorskip("kubernetes")
 
+from tests.deploy.cluster.kubeconfig import write_kubeconfig
 from tests.deploy.node.pod_objects import a_pod, a_service
 from tests.live.conftest import PATIENCE, Deployment, needs_groups
 from tests.live.node.pod_api import NODE, PodApi
@@ -63,7 +64,8 @@ class Node:
         self.hierarchy, self.driver = hierarchy, driver
         self.root = PurePosixPath(f"/ct-test-{secrets.token_hex(4)}")
         self.api = PodApi()
-        self.kubeconfig = self.api.write_kubeconfig(folder / "kubeconfig")
+        server = f"http://127.0.0.1:{self.api.server_port}"
+        self.kubeconfig = write_kubeconfig(folder / "kubeconfig", server)
         self.pods: dict[str, dict[str, Any]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
 
