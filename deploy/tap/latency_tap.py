@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deploy.linux.helpers import helper_command
+from deploy.linux.perf_events import stop_sampling
 from deploy.linux.readiness import await_readable
 from deploy.records.latencies import SILENT_S, Latencies
 from env.errors import InputError
@@ -349,6 +350,9 @@ class Tap:
             await_readable([self._file], left_s)
             if not self.poll():
                 raise InputError(f"latency tap: {self._complaint()}")
+        # A kernel that refuses this has a tap that costs more, and shows the same.
+        with contextlib.suppress(OSError):
+            stop_sampling(self.process.pid)
 
     def _complaint(self) -> str:
         """Why the tap has ended: the last line of its own that it has called an error."""
