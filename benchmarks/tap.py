@@ -252,11 +252,13 @@ def us_per_request(client: OpenLoop, server: Memcached, length_s: float) -> floa
     with contextlib.closing(ThreadClock(identify(server.pid), 0.0)) as clock:
 
         def costs_us() -> tuple[float, float]:
-            served_s, asked_s = clock.read(0.0).cpu_s, _children_s()
+            """Of both together, and of memcached alone."""
+            server_before_s, client_before_s = clock.read(0.0).cpu_s, _children_s()
             seen = client.run(0, length_s, connections=1)
-            served_s = clock.read(0.0).cpu_s - served_s
-            all_s = served_s + _children_s() - asked_s
-            return 1e6 * all_s / (seen.qps * length_s), 1e6 * served_s / (seen.qps * length_s)
+            server_s = clock.read(0.0).cpu_s - server_before_s
+            client_s = _children_s() - client_before_s
+            us = 1e6 / (seen.qps * length_s)
+            return (server_s + client_s) * us, server_s * us
 
         costs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for turn in range(2 * TURNS):
@@ -265,13 +267,13 @@ def us_per_request(client: OpenLoop, server: Memcached, length_s: float) -> floa
                 if tapped:
                     stack.enter_context(Watch(server))
                 costs[tapped] += [costs_us() for _ in range(SLICES)]
-    without, tapped_us = (np.min(costs[tapped], axis=0) for tapped in (False, True))
-    added, added_there = tapped_us - without
+    without_us, with_us = np.min(costs[False], axis=0), np.min(costs[True], axis=0)
+    added_us, server_us = with_us - without_us
     print(
-        f"CPU of a request: {without[0]:.2f} us, with the tap {tapped_us[0]:.2f}: {added:.2f} more,"
-        f" {added_there:.2f} of it memcached's"
+        f"CPU of a request: {without_us[0]:.2f} us, with the tap {with_us[0]:.2f}: "
+        f"{added_us:.2f} more, {server_us:.2f} of it memcached's"
     )
-    return float(added)
+    return float(added_us)
 
 
 def _children_s() -> float:
@@ -353,7 +355,7 @@ def measure(length_s: float, folder: Path) -> dict[str, float]:
                 seen = row(watch, what, partial(client.run, qps, length_s))
                 if seen.client.qps > 0.95 * qps and seen.client.late <= CLIENT_LATE:
                     errors.append(seen.p95_error)
-        watching = seen.vcpus  # at 100 000 requests a second
+        watching = seen.vcpus  # bpftrace's and the reader's, at 100 000 requests a second
         with neighbour():
             run = partial(client.run, 20_000, length_s)
             row(watch, "open loop, 1 vCPU, neighbour, 20000", run)

@@ -1,11 +1,11 @@
 """
-What a program that traces the kernel costs beside its tracepoints: nothing that nobody reads.
+The perf events of a program that traces the kernel, which are sampled although nobody reads them.
 
-A BPF program is attached to a tracepoint through a perf event of vCPU 0. bpftrace's programs tell
-the kernel to go on with that event, so each time that vCPU comes by, the kernel samples it for a
-buffer that there is none of, and interrupts itself to wake a reader that there is none of. A
-disabled event is not sampled; its program runs on, on all vCPUs (Linux, kernel/events/core.c:
-`perf_trace_run_bpf_submit`).
+bpftrace attaches a BPF program to a tracepoint through a perf event of vCPU 0. The program runs on
+all vCPUs, and tells the kernel to go on with the event: on vCPU 0 the kernel then samples every
+hit, although the event has no buffer, and interrupts itself to wake a reader, although there is
+none. Disabling the event ends the sampling and leaves the program running (Linux,
+kernel/events/core.c: `perf_trace_run_bpf_submit`).
 """
 
 import contextlib
