@@ -201,7 +201,8 @@ def steered(
     if pods is None:
         groups = group_maker(state, hierarchy, [who.pid for who in parts.service])
     try:
-        actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder)
+        lifts = hierarchy if pods is None else None  # a pod's weight is its kubelet's
+        actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder, lifts)
     except (OSError, RuntimeError) as error:  # it needs a thread, and descriptors in reserve
         reason = os_reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"jobs cannot be run: {reason.lower()}") from error
@@ -494,8 +495,11 @@ def group_maker(
         apart = ", ".join(sorted(map(str, places)))
         raise InputError(f"memcached's control groups are below {apart}; it must be one place")
     state.background = LEAST_WEIGHT[hierarchy.version]
+    # A loop before this one may have put memcached first.
+    weighings = [record.weighing for record in state.service]
+    found = {one.group: one.before for one in weighings if one is not None}
     # All are asked, as each may refuse; being in one place, they make the same groups.
-    makers = [job_groups_beside(hierarchy, pid) for pid in service_pids]
+    makers = [job_groups_beside(hierarchy, pid, found) for pid in service_pids]
     return lambda job: makers[0](f"coretide-{state.nonce}-{job}")
 
 

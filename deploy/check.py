@@ -22,6 +22,7 @@ from deploy.assembly import (
     usable_hierarchy,
 )
 from deploy.deployment import EXIT_FAILED, EXIT_OK
+from deploy.jobs import precedence
 from deploy.jobs.placement import set_policy
 from deploy.jobs.yielding import RunDelay, run_delay
 from deploy.linux import service_process
@@ -30,7 +31,14 @@ from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import VcpuClock
 from deploy.linux.service_process import Identity
 from deploy.linux.signals import held
-from deploy.records.state import STATE_FILE, JobRecord, StateFolder, claim, service_record
+from deploy.records.state import (
+    STATE_FILE,
+    JobRecord,
+    ServiceRecord,
+    StateFolder,
+    claim,
+    service_record,
+)
 from deploy.requirements import (
     FAULT,
     OK,
@@ -135,11 +143,13 @@ def _service(
         with (
             held(),
             claim(),  # a loop that steers it would be overwritten
-            _written_down(scenario, settings, hierarchy, who) as state_file,
+            _written_down(scenario, settings, hierarchy, who) as (state_file, records),
         ):
             guardian.watch(state_file)
             tried = [_moves(scenario, who)]
             guardian.stop()
+            if hierarchy is not None:
+                tried += [_goes_first(hierarchy, record, who) for record in records]
             tried += _background(hierarchy, settings, who)
     except (InputError, OSError) as error:
         tried = [Finding(FAULT, "nothing can be tried", _reason(error))]
@@ -152,11 +162,11 @@ def _written_down(
     settings: Settings,
     hierarchy: Hierarchy | None,
     who: tuple[Identity, ...],
-) -> Iterator[Path]:
+) -> Iterator[tuple[Path, list[ServiceRecord]]]:
     """
     Let the guardian and `--restore` know what is tried, should this program be killed meanwhile.
 
-    :return: the file that says it
+    :return: the file that says it, and what it says of memcached
     :raises InputError: if the state folder holds a deployment, or memcached is in the background
     """
     folder = StateFolder(settings.folder)
@@ -166,13 +176,17 @@ def _written_down(
         state.scenario = f"a check of {scenario.name}"  # nothing that could be resumed
         state.service = [service_record(one) for one in who]
         if hierarchy is not None:
+            own = {one.pid for one in who}
+            for record in state.service:
+                with contextlib.suppress(InputError, OSError):  # `_goes_first` says why
+                    record.weighing = precedence.weighed(record.pid, hierarchy, own)
             group = _trial_group(hierarchy, who)
             state.jobs["check"] = JobRecord(
                 group=str(group.path), weight_file=str(group.weight_file)
             )
         folder.begin(state)
         try:
-            yield folder.path / STATE_FILE
+            yield folder.path / STATE_FILE, state.service
         finally:
             if left := folder.clear():
                 raise InputError(left)
@@ -194,6 +208,20 @@ def _moves(scenario: Scenario, who: tuple[Identity, ...]) -> Finding:
         return Finding(FAULT, what, f"cannot be set: {_reason(error)}")
     held = {cores for threads in had.values() for cores in threads.values()}
     return Finding(OK, what, f"can be set; it has {sorted(held)}")
+
+
+def _goes_first(hierarchy: Hierarchy, record: ServiceRecord, who: tuple[Identity, ...]) -> Finding:
+    """Whether memcached can be put before the machine's other programs, tried and undone."""
+    what = "memcached before other programs"
+    try:
+        weighing = record.weighing
+        if weighing is None:  # it was not to be written down: say why
+            weighing = precedence.weighed(record.pid, hierarchy, {one.pid for one in who})
+        precedence.put_first(record.pid, weighing)
+        left = precedence.put_back(record.who, weighing)
+    except (InputError, OSError) as error:
+        return Finding(WARNING, what, f"not put there: {_reason(error)}")
+    return Finding(FAULT, what, left) if left else Finding(OK, what, f"by {weighing.group}")
 
 
 def _cycles(who: tuple[Identity, ...]) -> Finding:

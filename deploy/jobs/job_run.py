@@ -219,17 +219,18 @@ class JobRun:
             if paused and not now.paused:
                 self._pause(place, True)
             # Whoever comes to share vCPUs yields first, whoever is to compete moves first.
-            if wanted.weight != now.weight and wanted.weight == Weight.BACKGROUND:
-                place.set_weight(wanted.weight)
-                self._note_written(weight=wanted.weight)
+            weight = self._weight_now
+            if weight != now.weight and weight == Weight.BACKGROUND:
+                place.set_weight(weight)
+                self._note_written(weight=weight)
             if wanted.cores != now.cores:
                 place.set_cores(wanted.cores)
                 self._note_written(cores=wanted.cores)
                 if self.record.opened:
                     self._context.recorder.event("update_cores", self.job.name, wanted.cores)
-            if wanted.weight != self._written.weight:
-                place.set_weight(wanted.weight)
-                self._note_written(weight=wanted.weight)
+            if weight != self._written.weight:
+                place.set_weight(weight)
+                self._note_written(weight=weight)
             if wanted.quota != now.quota:
                 place.set_quota(wanted.quota)
                 self._note_written(quota=wanted.quota)
@@ -240,8 +241,15 @@ class JobRun:
         except (OSError, ValueError) as error:
             self._complain(f"cannot be placed: {fault(error)}")
             return
-        if self.decided_s is not None and not self._passed:
-            self._let_through(instance)
+        if self.decided_s is not None and not self._passed and self._let_through(instance):
+            self._written = replace(self._written, weight=None)
+            self.write()
+
+    @property
+    def _weight_now(self) -> Weight:
+        """Nobody passes a gate in the background: idle groups take turns of up to half a second."""
+        passes = self._group is not None and not self._passed
+        return Weight.NORMAL if passes else self.wanted.weight
 
     def _pause(self, place: Placement, paused: bool) -> None:
         """Stop the job or let it go on, and note it if it did not stand so."""
@@ -276,8 +284,8 @@ class JobRun:
         # Whatever may be starting must be known before it can be ended.
         if self._cancelled and not (self.busy or self._ended or self._asked):
             self._end_cancelled(now_s)
-        if now_s >= self._retry_at_s and self._call is None:
-            self._begin(now_s)
+        if now_s >= self._retry_at_s and self._call is None and self._ended and self.instance:
+            self._submit("ending", self._outcome, now_s, self.instance)
 
     def take_turn(self, now_s: float) -> None:
         """
@@ -362,10 +370,6 @@ class JobRun:
 
     # --- the worker's part ---
 
-    def _begin(self, now_s: float) -> None:
-        if self.instance is not None and self._ended:
-            self._submit("ending", self._outcome, now_s, self.instance)
-
     def _begin_attempt(self, now_s: float) -> None:
         if self._away_since_s is None:
             self.record.attempts += 1
@@ -418,17 +422,18 @@ class JobRun:
         gate.make(attempt.folder)
         return runtime.start(attempt, place.cores, place.weight), False
 
-    def _let_through(self, instance: Instance) -> None:
-        """Open the gate, and look at later polls whether the job has begun."""
+    def _let_through(self, instance: Instance) -> bool:
+        """Open the gate, and look at later polls whether the job has begun; whether it has."""
         record, folder = self.record, instance.attempt.folder
         if not (record.opened or self._note_opening(instance)):
-            return
+            return False
         try:
             self._passed = gate.let_through(folder, record.threads)
         except OSError as error:
             self._complain(f"its gate does not open: {fault(error)}")
         if self._passed and record.attempts == 1 and record.begun_s is None:
             self._note_begun(folder)
+        return self._passed
 
     def _note_opening(self, instance: Instance) -> bool:
         """Write down that the gate is opened, before it is; whether that could be done."""
@@ -580,8 +585,10 @@ class JobRun:
         self._written = _Written()
 
     def _note_written(self, **fields: Any) -> None:
+        # A start is one change, and what a job weighs past its gate a part of it.
+        known = "weight" not in fields or self._written.weight is not None
+        self.changes += self.record.opened and known
         self._written = replace(self._written, **fields)
-        self.changes += self.record.opened  # a start is one change
 
     def _complain(self, why: str) -> None:
         """Record a fault once, however often it is met."""

@@ -321,12 +321,15 @@ class JobGroup:
             self._usage = -1
 
 
-def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[[str], JobGroup]:
+def job_groups_beside(
+    hierarchy: Hierarchy, service_pid: int | str, found: Mapping[str, int] | None = None
+) -> Callable[[str], JobGroup]:
     """
     A maker of jobs' groups: beside memcached's, with memcached's weight for the normal one.
 
     :param hierarchy: how groups are mounted
     :param service_pid: a process of memcached's, or "self"
+    :param found: what groups weighed before a deployment lifted them, by weight file
     :return: takes a group's name
     :raises OSError: if there is no such process
     :raises InputError: if memcached itself is in the background
@@ -337,7 +340,8 @@ def job_groups_beside(hierarchy: Hierarchy, service_pid: int | str) -> Callable[
     # Tasks of the root group compete with the groups below it, each task like a group.
     weight = DEFAULT_WEIGHT[hierarchy.version]
     if service != PurePosixPath("/"):
-        weight = group_weight(hierarchy, service)
+        file = str(weight_file(hierarchy, service))
+        weight = (found or {}).get(file) or group_weight(hierarchy, service)
     return lambda name: JobGroup(hierarchy, service.parent / name, weight)
 
 

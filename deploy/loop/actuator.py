@@ -21,17 +21,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from deploy.jobs import precedence
 from deploy.jobs.job_context import JobContext
 from deploy.jobs.job_run import JobRun
 from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
-from deploy.linux.cgroups import JobGroup
+from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.group_sensor import process_names
 from deploy.linux.readiness import await_readable
 from deploy.records.recorder import MEMCACHED, Recorder
-from deploy.records.state import JobRecord, State, StateFolder, service_record
+from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
-from env.errors import fault
+from env.errors import InputError, fault
 from env.scenario import Job, Scenario
 
 SAVE_EVERY_S = 1.0
@@ -62,6 +63,7 @@ class Actuator:
     :param state: the deployment, new or taken over
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens
+    :param lifts: how control groups are mounted, where memcached's is to go before others
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Actuator:
         state: State,
         group_for: Callable[[str], JobGroup] | None,
         recorder: Recorder,
+        lifts: Hierarchy | None = None,
     ):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._worker.submit(bool)  # a thread that cannot be had is known before anything is touched
@@ -86,6 +89,7 @@ class Actuator:
             for job in scenario.jobs
         }
         self._recorder = recorder
+        self._lifts = lifts
         self._service: tuple[service_process.Identity, ...] = ()
         service = scenario.service
         self._service_names = process_names(service.processes, service.proxy is not None)
@@ -93,6 +97,7 @@ class Actuator:
         self._stuck: set[str] = set()  # those of which something cannot be removed
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
+        self._unlifted: list[ServiceRecord] = []  # those of which a group is still to be put first
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._other_changes = 0  # memcached's, and those of jobs that are gone
@@ -214,13 +219,40 @@ class Actuator:
                     record = self.state.service[place]  # it has ended, as the one before it
             records.append(record)
         if news:
+            for line in news:
+                self._context.note(MEMCACHED, line)
+            self._weigh(records)
             self.state.service = records
             self._context.save()
             self._service_unsaved = self._context.unsaved
-            for line in news:
-                self._context.note(MEMCACHED, line)
         self._service = who
+        self._unlifted = [record for record in records if record.weighing is not None]
         self._write_service(self._service_wanted)
+
+    def _weigh(self, records: Sequence[ServiceRecord]) -> None:
+        """Note what memcached's groups weigh, and put back those that it is in no more."""
+        if self._lifts is None:
+            return
+        before = {each.weighing.group: each for each in self.state.service if each.weighing}
+        own = {record.pid for record in records}
+        for record in records:
+            if record.weighing is not None:
+                continue
+            try:
+                found = precedence.weighed(record.pid, self._lifts, own)
+            except (InputError, OSError) as error:
+                what = "does not go before other programs"
+                self._context.note(MEMCACHED, f"{what}: {fault(error)}")
+                continue
+            known = before.get(found.group)  # what it weighs now may be our doing
+            record.weighing = known.weighing if known is not None else found
+        held = {record.weighing.group for record in records if record.weighing}
+        for record in before.values():
+            assert record.weighing is not None
+            if record.weighing.group in held:
+                continue
+            if trouble := precedence.put_back(record.who, record.weighing):
+                self._context.note(MEMCACHED, trouble)
 
     def look_after_service(self) -> None:
         """Have memcached moved again if somebody else has moved it, as a kubelet may."""
@@ -389,5 +421,17 @@ class Actuator:
             return
         self._complaint = ""
         self._service_written = cores
+        self._lift()
         self._other_changes += 1
         self._recorder.event("update_cores", MEMCACHED, cores)
+
+    def _lift(self) -> None:
+        """Have memcached go before other programs, once it is known what is to be put back."""
+        while self._unlifted:
+            record = self._unlifted.pop()
+            assert record.weighing is not None
+            try:
+                precedence.put_first(record.pid, record.weighing)
+            except OSError as error:
+                what = "does not go before other programs"
+                self._context.note(MEMCACHED, f"{what}: {fault(error)}")

@@ -95,7 +95,7 @@ class PodRun(JobRun):
         except OSError as error:
             self._complain(f"cannot be held: {fault(error)}")
 
-    def _let_through(self, instance: Instance) -> None:
+    def _let_through(self, instance: Instance) -> bool:
         """It goes on already: `write` has let it."""
         record, now_s = self.record, self._context.now_s
         record.opened, record.threads, record.key = True, self.wanted.threads, instance.key
@@ -104,3 +104,4 @@ class PodRun(JobRun):
         self.changes += 1
         self._context.recorder.event("start", self.job.name, self.wanted.cores, record.threads)
         self._context.save()
+        return True

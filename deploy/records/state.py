@@ -30,6 +30,21 @@ AS_WRITTEN = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """A file that says anything else than a loop writes is damaged."""
 
 
+@dataclass(frozen=True)
+class Weighing:
+    """
+    What memcached's own group weighed before it was put first (`deploy.jobs.precedence`).
+
+    :param group: the control group's weight file, or the name of the session's autogroup
+    :param before: what that held: a weight, or the autogroup's nice value
+    """
+
+    __pydantic_config__: ClassVar = AS_WRITTEN
+
+    group: str
+    before: int
+
+
 @dataclass
 class ServiceRecord:
     """
@@ -39,6 +54,7 @@ class ServiceRecord:
     :param started: when it started [clock ticks since boot]
     :param affinity: vCPUs by thread id
     :param program: what whoever answers for it after a restart must run, too
+    :param weighing: what its group weighed before it was put first; None where it was not
     """
 
     __pydantic_config__: ClassVar = AS_WRITTEN
@@ -47,6 +63,7 @@ class ServiceRecord:
     started: int
     affinity: dict[int, tuple[int, ...]]
     program: Program
+    weighing: Weighing | None = None
 
     @property
     def who(self) -> Identity:

@@ -440,6 +440,7 @@ def test_check_says_whether_the_machine_is_fit(deploy, server, scenario_file, tm
     run = deploy("--check", "--scenario", str(scenario_file()), "--runtime", "process")
     assert run.finish() == 0, run.lines
     run.expect("ok  memcached at .*: process .*, 2 worker threads")
+    run.expect("memcached before other programs: ")
     run.expect("ok  background: cpu.idle of control groups, version [12]")
     run.expect("memcached.s run delay: .* alone, .* beside background work")
     with claim():
