@@ -7,6 +7,7 @@ and with every parameter wrong by 20 %.
 
 - `full`: nothing is left out;
 - `no-imitation`: PPO from random weights;
+- `no-ppo`: imitation alone;
 - `no-history`: no earlier loads, no times since the load moved, no worst readings of the probe;
 - `no-probe`: no latency probe in any episode;
 - `no-overflow`: memcached never gets more than its refuge;
@@ -47,6 +48,7 @@ from training.recipe import Imitation, Recipe, load_recipe
 VARIANTS = (
     "full",
     "no-imitation",
+    "no-ppo",
     "no-history",
     "no-probe",
     "no-overflow",
@@ -148,7 +150,8 @@ def train(variant: str, seed: int, steps: int, whole: Recipe) -> tuple[Scenario,
         stage = environments(recipe.imitation.n_envs, 1)
         schedule = _schedule_for(scenario, seed, recipe.imitation)
         imitate(model, stage, schedule, seed, recipe.imitation)
-    model.learn(steps)
+    if variant != "no-ppo":
+        model.learn(steps)
     if variant == "no-history":  # it never saw them
         with torch.no_grad():
             actor, _ = linear_layers(model.policy)
