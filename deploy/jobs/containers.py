@@ -9,9 +9,11 @@ track of containers whose own group somebody else froze.
 import contextlib
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from deploy.jobs import gate
 from deploy.jobs.placement import GroupPlacement
@@ -31,10 +33,15 @@ from env.allocation import Weight
 from env.errors import fault
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import docker
 
 LABEL = "coretide.nonce"
 CALL_LIMIT_S = 10
+
+GUESSER = "charset_normalizer"
+"""What `requests` guesses encodings with where it is there."""
 
 LARGEST_FILE_MIB = 64
 """What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
@@ -220,9 +227,18 @@ def _trimmed(instance: Instance) -> str:
 
 @functools.cache
 def sdk() -> Any:
-    """Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start."""
+    """
+    Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start.
+
+    Its HTTP library does without what guesses a text's encoding, which takes 3 MiB: Docker's texts
+    are UTF-8.
+    """
+    warnings.filterwarnings("ignore", "Unable to find acceptable character detection")
+    spared = sys.modules.setdefault(GUESSER, cast("ModuleType", None)) is None
     import docker
 
+    if spared:
+        del sys.modules[GUESSER]  # who needs it may have it
     return docker
 
 

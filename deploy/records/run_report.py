@@ -151,9 +151,9 @@ class Outcome:
     @property
     def window_s(self) -> tuple[float, float]:
         """
-        From the first job's start to the last job's end, since the run's start; maybe empty.
+        From the first job's start to the last job's end, since the run's start.
 
-        A job that never ended counts to the run's end.
+        A job that never ended counts to the run's end. Empty where none has started.
         """
         if self.queue:
             return 0.0, self.lasted_s
@@ -324,7 +324,8 @@ def content(
 
     An interval violates if its p95 exceeds the SLO; those that overlap the time from the first
     job's start to the last one's end count, those that are spoiled (`mcperf.Row`) with the others:
-    they are marked. A run with jobs that never ended has no makespan.
+    they are marked. None counts where no job has started. A run with jobs that never ended has no
+    makespan.
 
     :param outcome: the run's figures
     :param intervals: latency, `start_s` and `end_s` counted from the run's start
@@ -332,7 +333,12 @@ def content(
     :param slo_us: the SLO [µs]
     """
     first_s, last_s = outcome.window_s
-    counted = [row for row in intervals if row.end_s > first_s and row.start_s < last_s]
+    counted = [
+        row
+        for row in intervals
+        # An empty window lies within the interval in which it is, too.
+        if first_s < last_s and row.end_s > first_s and row.start_s < last_s
+    ]
     violations = sum(row.p95_us > slo_us for row in counted)
     return {
         "policy": outcome.policy,

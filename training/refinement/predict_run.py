@@ -271,11 +271,12 @@ def _free_figures(run: Run, recording: Recording, scenario: Scenario) -> Figures
         for name, job in summary["jobs"].items()
     }
     starts = [job["start_s"] for job in summary["jobs"].values() if job["start_s"] is not None]
-    window_s = min(starts, default=0.0), recording.end_s
+    window_s = min(starts, default=math.inf), recording.end_s
     return _figures(recording, window_s, scenario.service.slo_us).model_copy(
         update={
             "makespan_s": run.makespan_s if run.completed else None,
-            "violation_ratio": run.violation_ratio,
+            # Without a start no interval counts, which the simulator calls 0.
+            "violation_ratio": run.violation_ratio if starts else None,
             "changes_per_min": run.actuations_per_min,
             "guard_steps": summary["guard_steps"],
             "jobs": jobs,

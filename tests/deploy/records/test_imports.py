@@ -16,3 +16,13 @@ def test_running_and_seeing_a_deployment_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "set()", result.stderr
+
+
+def test_dockers_sdk_comes_without_what_guesses_encodings_and_without_a_word() -> None:
+    program = (
+        "import sys, deploy.jobs.containers as containers\n"
+        "print(containers.sdk().__name__, 'charset_normalizer' in sys.modules)\n"
+        "import charset_normalizer"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "docker False" and result.stderr == ""

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import agents
 from deploy.records.predicted import Prediction, note_policy, predict, read_prediction
+from env.allocation import Allocation
 from env.simulator.profile import load_profile
 from training.refinement import predict_run
 from training.refinement.live_replay import LiveReplay
@@ -90,6 +92,17 @@ def test_both_predictions_stand_beside_what_was_measured(folder: Path) -> None:
         assert set(one.jobs) == set(found.measured.jobs)
         assert all(value and value > 1.0 for value in one.jobs.values())
         assert one.p95_median_us and one.p95_high_us and one.p95_median_us <= one.p95_high_us
+
+
+def test_a_policy_that_starts_nothing_violates_in_no_known_part(
+    run: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = agents.make("static")
+    monkeypatch.setattr(waiting, "decide", lambda seen: Allocation(seen.applied.service_cores, {}))
+    monkeypatch.setattr(predict_run, "policy_of", lambda source: waiting)
+    found = predict_run.free_figures(run, load_profile("local"), None)
+    assert found.violation_ratio is None and found.intervals == 0
+    assert found.makespan_s is None and set(found.jobs.values()) == {None}
 
 
 def test_a_policy_that_is_gone_leaves_the_other_half(folder: Path) -> None:
@@ -190,7 +203,7 @@ def test_samples_that_no_run_has_written_are_no_endless_steals(
 
 
 def test_what_was_stolen_is_stolen_in_both_predictions(folder: Path, run: LiveRun) -> None:
-    note_policy(folder, "static")
+    note_policy(folder, "checkpoints/local.zip")  # it starts jobs
     before = predicted(folder)
     # The hypervisor takes a fifth of both vCPUs.
     change_column(folder, "stolen_s", lambda time_s, _: 2.0 * 0.2 * time_s)
