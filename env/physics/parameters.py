@@ -73,7 +73,10 @@ CLIENT_CPU = column(COST_FIELDS, "client_cpu")
 # That goes with load / what one vCPU serves to this power.
 CLIENT_EXPONENT = column(COST_FIELDS, "client_exponent")
 
-NEUTRAL_COSTS = (1.0, 0.0, 1.0)
+# [vCPUs] What a deployment's loop and latency probe take of the load generator's vCPU.
+AGENT_CPU = column(COST_FIELDS, "agent_cpu")
+
+NEUTRAL_COSTS = (1.0, 0.0, 1.0, 0.0)
 """
 Their values where nothing was measured: requests cost the same each, and nothing to a load
 generator, which runs on other machines.

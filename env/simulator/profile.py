@@ -41,6 +41,7 @@ LIMITS = {
     "service_exponent": (0.0, 1.0),
     "client_cpu": (0.0, 1.0),
     "client_exponent": (0.0, 1.0),
+    "agent_cpu": (0.0, 1.0),
 }
 
 
@@ -199,9 +200,14 @@ class Profile(BaseModel):
         return np.array(list(costs.values()), dtype=np.float64)
 
     def cost_spreads(self) -> FloatArray:
-        """Their spreads, in the same order; 0 for what was left out."""
+        """
+        Their spreads, in the same order up to the last that there is; 0 for what was left out.
+
+        So profiles that lack the last ones draw what they always drew.
+        """
         known = {name: parameter.spread for name, parameter in self.costs.items()}
-        return np.array([known.get(name, 0.0) for name in COST_FIELDS], dtype=np.float64)
+        count = max((COST_FIELDS.index(name) + 1 for name in known), default=0)
+        return np.array([known.get(name, 0.0) for name in COST_FIELDS[:count]], dtype=np.float64)
 
     def on_vm(self, name: str) -> "Profile":
         """

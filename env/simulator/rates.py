@@ -11,7 +11,12 @@ from env.codes import NORMAL, PAUSED, RUNNING, STEAL
 from env.physics.backlog import backlog_after, served_qps, time_to_drain
 from env.physics.compiled import compiled, inlined
 from env.physics.jobs import job_speeds
-from env.physics.parameters import CLIENT_CPU, CLIENT_EXPONENT, SERVICE_EXPONENT
+from env.physics.parameters import (
+    AGENT_CPU,
+    CLIENT_CPU,
+    CLIENT_EXPONENT,
+    SERVICE_EXPONENT,
+)
 from env.physics.service import (
     CORE_CAPACITY_QPS,
     LN_19,
@@ -193,13 +198,14 @@ def _take_vcpus_away(h):
 
 @compiled
 def _client_share(h):
-    """What the load generator takes of the last vCPU at the present load."""
+    """What load generator, loop and probe take of the last vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
     if most == 0.0:
         return 0.0
     full = h.service_params[CORE_CAPACITY_QPS] * h.service_params[VM_SPEED]
     part = h.load_qps / full
-    return min(most * part * relative_cost(part, h.cost_params[CLIENT_EXPONENT]), CLIENT_MOST)
+    used = most * part * relative_cost(part, h.cost_params[CLIENT_EXPONENT])
+    return min(h.cost_params[AGENT_CPU] + used, CLIENT_MOST)
 
 
 @inlined

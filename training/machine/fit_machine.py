@@ -54,6 +54,7 @@ WAKE = 1 / 12  # the course's 15K of 180K
 APART = 1.25  # p95 beside equal-weight work over p95 alone, under which the SLO tells nothing
 SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machine
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
+LOOP_VCPUS = 0.02  # what a deployment's loop takes at most, but for its probe (benchmarks.live)
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
 Z_90 = 1.2816  # the 90th percentile of a standard normal
 NORMAL_MEDIAN = 0.6745  # the median of its absolute value
@@ -298,7 +299,14 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
         most = Parameter(
             value=significant(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
         )
+        agent = Parameter(
+            value=significant(LOOP_VCPUS + float(one["probe_cores"].median())),
+            spread=COST_SD,
+            unit="vCPU",
+            source=f"{HERE}: a probe; the loop: benchmarks.live",
+        )
         costs |= {"client_cpu": most, "client_exponent": _power(float(exponent))}
+        costs["agent_cpu"] = agent
     return costs
 
 

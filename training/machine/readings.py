@@ -41,6 +41,7 @@ class Counters:
     :param service_s: CPU seconds of memcached
     :param beside_s: CPU seconds of what runs beside it
     :param client_s: CPU seconds of the load, its probe and this program
+    :param probe_s: of these, the probe's
     :param busy_s: seconds that each vCPU was busy with anything
     """
 
@@ -49,6 +50,7 @@ class Counters:
     service_s: float
     beside_s: float
     client_s: float
+    probe_s: float
     busy_s: tuple[float, ...]
 
 
@@ -78,6 +80,7 @@ def latency_row(
     beside = (after.beside_s - before.beside_s) / length_s
     client = float(np.nan_to_num((after.client_s - before.client_s) / length_s))
     busy = sum(after.busy_s[c] - before.busy_s[c] for c in cores) / length_s
+    probe = float(np.nan_to_num((after.probe_s - before.probe_s) / length_s))
     shared = client_cpu in cores
     foreign = max(busy - service - beside - (client if shared else 0.0), 0.0)
     # Nothing at all, if the probe's vCPU stood still.
@@ -95,6 +98,7 @@ def latency_row(
         "cpu_util_pct": 100.0 * service,
         "beside_cores": beside,
         "client_cores": client,
+        "probe_cores": probe,
         "foreign_cores": foreign,
         "late": late,
         "in_flight": float(IN_FLIGHT),

@@ -447,6 +447,7 @@ class Testbed:
     def _count(
         self, stats: StatsConnection, clocks: Sequence[ThreadClock], neighbour: Neighbour | None
     ) -> Counters:
+        """What has added up so far; the last of the client's clocks is its probe's."""
         now_s, requests = requests_served(stats)
         return Counters(
             now_s,
@@ -454,6 +455,7 @@ class Testbed:
             self._service.cpu_s(),
             neighbour.group.cpu_s() if neighbour else 0.0,
             cpu_s(clocks, now_s) + time.process_time(),
+            cpu_s(clocks[-1:], now_s),
             self._taken_s(),
         )
 

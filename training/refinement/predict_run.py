@@ -166,7 +166,7 @@ def foreign_vcpus(run: LiveRun, profile: Profile) -> float:
     """
     What was used while jobs ran by others than memcached, the jobs, and the load by the profile.
 
-    The loop and its probe, some 0.05 vCPUs, count as others.
+    The loop and its probe count as others where the profile does not know what they take.
 
     :param run: the run
     :param profile: knows what the load generator takes of a vCPU of this machine
@@ -183,6 +183,8 @@ def foreign_vcpus(run: LiveRun, profile: Profile) -> float:
     client = 0.0
     if "client_cpu" in costs:
         client = float(np.mean(costs["client_cpu"].value * load ** costs["client_exponent"].value))
+    if "agent_cpu" in costs:
+        client += costs["agent_cpu"].value
     return max(0.0, sum(busy) - service - jobs_s / lasted_s - client)
 
 

@@ -514,10 +514,13 @@ def test_requests_of_a_load_on_the_machine_cost_the_jobs_time() -> None:
     scenario = load_scenario("local")
     plain = load_profile("local")
     here = Parameter(value=0.5, spread=0.1, source="a test")
-    loaded = plain.model_copy(update={"costs": dict.fromkeys(COST_FIELDS, here)})
+    tenth = here.model_copy(update={"value": 0.1})
+    costs = dict.fromkeys((name for name in COST_FIELDS if name != "agent_cpu"), here)
+    loaded = plain.model_copy(update={"costs": costs})
+    scheduled = plain.model_copy(update={"costs": costs | {"agent_cpu": tenth}})
     plain = plain.model_copy(update={"costs": {}})
     done, busy = [], []
-    for profile in (plain, loaded):
+    for profile in (plain, loaded, scheduled):
         machine = SimulatedMachine(EpisodeFactory(scenario, profile))
         machine.begin(1, np.random.default_rng(0))
         machine.follow(np.full(30, profile.service["core_capacity_qps"].value / 4.0))
@@ -530,4 +533,5 @@ def test_requests_of_a_load_on_the_machine_cost_the_jobs_time() -> None:
     # Each at a power of 0.5: memcached uses half of its vCPU, the client half of 0.5 of the other.
     assert done[0] == pytest.approx(1.75, abs=0.02)
     assert done[1] == pytest.approx(0.5 + 0.75, abs=0.02)
+    assert done[2] == pytest.approx(done[1] - 0.1, abs=0.001), "loop and probe take a tenth of it"
     assert busy[1] == pytest.approx([1.0, 1.0], abs=0.02)

@@ -60,12 +60,12 @@ def test_saving_is_reproducible(tmp_path):
 
 def test_what_requests_cost_may_be_left_out(tmp_path):
     known = load_profile("cca-2025")
-    assert known.cost_array().tolist() == [1.0, 0.0, 1.0]  # the load comes from elsewhere
+    assert known.cost_array().tolist() == [1.0, 0.0, 1.0, 0.0]  # the load comes from elsewhere
     client = Parameter(value=0.5, spread=0.1, source="a test")
     costly = known.model_copy(update={"costs": {"client_cpu": client}})
     assert content_hash(costly) != content_hash(known)
     save_profile(costly, tmp_path / "costly.yaml")
-    assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0]
+    assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0, 0.0]
 
 
 def test_a_profile_may_say_how_background_work_yielded(tmp_path):

@@ -14,7 +14,7 @@ from env.simulator.profile import Profile, load_profile
 from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
 from training.machine.experiment import Factor, factor
-from training.machine.fit_machine import fit_machine, local_load
+from training.machine.fit_machine import LOOP_VCPUS, fit_machine, local_load
 from training.machine.job_traits import fit_pairs
 from training.machine.machine_report import Measured, write_report
 from training.machine.measure import (
@@ -78,6 +78,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
                             "cpu_util_pct": 100.0 * cpu,
                             "beside_cores": float((equal + background).sum()),
                             "client_cores": 0.3,
+                            "probe_cores": 0.08,
                             "shares_client": 0.0,
                             "disturbed": 0.0,
                         }
@@ -347,6 +348,7 @@ def test_what_requests_cost_is_measured(scenario: Scenario) -> None:
     local = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
     assert local["client_cpu"].value == pytest.approx(0.7, rel=0.1)
     assert local["client_exponent"].value == pytest.approx(0.4, rel=0.1)
+    assert local["agent_cpu"].value == pytest.approx(0.08 + LOOP_VCPUS)
 
 
 def test_a_job_that_does_not_scale_is_known_as_badly_as_the_law_fits(scenario: Scenario) -> None:
