@@ -29,8 +29,8 @@ def report(makespan_s: float | None, ratio: float | None) -> dict[str, Any]:
         ((50.0, 0.2), (100.0, 0.1), False),
         ((None, 0.0), (None, 0.5), False),
         ((50.0, None), (100.0, 0.1), False),
-        ((121.0, 0.0), (None, 0.0), True),  # the rule's time is 135 s
-        ((122.0, 0.0), (None, 0.0), False),
+        ((103.0, 0.0), (None, 0.0), True),  # the rule's time is 115 s
+        ((104.0, 0.0), (None, 0.0), False),
     ],
 )
 def test_a_turn_is_reached_when_it_is_faster_and_no_less_calm(
