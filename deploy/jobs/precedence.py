@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
+from deploy.jobs.placement import session_members
 from deploy.linux import service_process
 from deploy.linux.cgroups import GONE, Hierarchy, group_weight, members, weight_file
 from deploy.linux.service_process import Identity
@@ -23,7 +24,7 @@ from env.errors import InputError, fault
 
 TIMES = 10
 """How much more memcached's group weighs. On a vCPU that memcached never leaves, the loop's poll
-waits by this factor; at 30 and 100 times that delayed decisions (docs/decisions.md)."""
+waits by this factor; at 30 times polls came a period late (docs/decisions.md)."""
 
 NICE = -10
 """The nearest to `TIMES` that an autogroup can have: a step is worth 1.25 (sched(7))."""
@@ -49,13 +50,10 @@ def weighed(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
     if group == PurePosixPath("/"):
         if SWITCH.read_text(encoding="utf-8").strip() != "1":
             raise InputError(f"it is in the root control group, and {SWITCH.name} is not 1")
-        _require_alone("its session", _session(pid), own)
-        found = _autogroup(pid)
-    else:
-        _require_alone(f"control group {group}", members(hierarchy, group), own)
-        file = weight_file(hierarchy, group)
-        found = Weighing(str(file), group_weight(hierarchy, group))
-    return found
+        _require_alone("its session", session_members(os.getsid(pid)), own)
+        return _autogroup(pid)
+    _require_alone(f"control group {group}", members(hierarchy, group), own)
+    return Weighing(str(weight_file(hierarchy, group)), group_weight(hierarchy, group))
 
 
 def put_first(pid: int, weighing: Weighing) -> None:
@@ -115,18 +113,6 @@ def _autogroup(pid: int) -> Weighing:
 
 def _write_nice(pid: int, nice: int) -> None:
     Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="utf-8")
-
-
-def _session(pid: int) -> Iterable[int]:
-    """The processes of a process' session."""
-    session = os.getsid(pid)
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - names alone
-        if entry.isdigit():
-            try:
-                if os.getsid(int(entry)) == session:
-                    yield int(entry)
-            except ProcessLookupError:  # it has ended
-                continue
 
 
 def _require_alone(where: str, found: Iterable[int], own: Collection[int]) -> None:

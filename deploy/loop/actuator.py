@@ -35,6 +35,8 @@ from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.errors import InputError, fault
 from env.scenario import Job, Scenario
 
+NOT_FIRST = "does not go before other programs"
+
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
 
@@ -241,8 +243,7 @@ class Actuator:
             try:
                 found = precedence.weighed(record.pid, self._lifts, own)
             except (InputError, OSError) as error:
-                what = "does not go before other programs"
-                self._context.note(MEMCACHED, f"{what}: {fault(error)}")
+                self._context.note(MEMCACHED, f"{NOT_FIRST}: {fault(error)}")
                 continue
             known = before.get(found.group)  # what it weighs now may be our doing
             record.weighing = known.weighing if known is not None else found
@@ -433,5 +434,4 @@ class Actuator:
             try:
                 precedence.put_first(record.pid, record.weighing)
             except OSError as error:
-                what = "does not go before other programs"
-                self._context.note(MEMCACHED, f"{what}: {fault(error)}")
+                self._context.note(MEMCACHED, f"{NOT_FIRST}: {fault(error)}")

@@ -305,8 +305,8 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
             unit="vCPU",
             source=f"{HERE}: a probe; the loop: benchmarks.live",
         )
-        costs |= {"client_cpu": most, "client_exponent": _power(float(exponent))}
-        costs["agent_cpu"] = agent
+        power = _power(float(exponent))
+        costs |= {"client_cpu": most, "client_exponent": power, "agent_cpu": agent}
     return costs
 
 

@@ -115,9 +115,7 @@ def test_a_group_that_others_share_is_left_alone(spinner, place):
         stranger = int(children)
     else:
         stranger = spinner().pid
-        for folder in hierarchy.folders(hierarchy.group_of(first.pid)):
-            if folder.exists():
-                (folder / "cgroup.procs").write_text(str(stranger))
+        JobGroup(hierarchy, hierarchy.group_of(first.pid), 0).join(stranger)
     try:
         with pytest.raises(InputError, match=f"holds other programs, too: process {stranger}"):
             now(first.pid)
