@@ -14,16 +14,17 @@ time, and each level has the regulator keep more of the machine for memcached:
 | `APART` | memcached overflows its refuge, where it may; no job runs on the refuge's siblings |
 | `PAUSED_ALL` | no job runs |
 
-A level that changes nothing is passed at once. After a calm time the guard comes down a level; that
-time grows where it had to climb again soon, and shrinks again where it had not. Where requests are
-late even after every job has been paused for a while, jobs are not the cause: the guard gives them
-back level by level and does not blame them for a while, so that a machine whose load alone breaks
-the SLO still finishes its jobs. Hiccups of the machine that leave half of the budget neither keep
-the guard up nor acquit the jobs. What is late because the hypervisor ran somebody else (*stolen*
-time) gives memcached its refuge, in which it catches up sooner, but no job is blamed for it: jobs
-that waited for its end would only end later. So there are two accounts, of all late requests and of
-those that jobs may have a part in. Where a quarter of memcached's time is stolen, or more, all that
-is late may be the hypervisor's, and the guard takes nothing from the jobs.
+A level that changes nothing is passed at once. After a calm time, and once less of the budget is
+gone than it took to climb there, the guard comes down a level; that time grows where it had to
+climb again soon, and shrinks again where it had not. Where requests are late even after every job
+has been paused for a while, jobs are not the cause: the guard gives them back level by level and
+does not blame them for a while, so that a machine whose load alone breaks the SLO still finishes
+its jobs. Hiccups of the machine that leave half of the budget neither keep the guard up nor acquit
+the jobs. What is late because the hypervisor ran somebody else (*stolen* time) gives memcached its
+refuge, in which it catches up sooner, but no job is blamed for it: jobs that waited for its end
+would only end later. So there are two accounts, of all late requests and of those that jobs may
+have a part in. Where a quarter of memcached's time is stolen, or more, all that is late may be the
+hypervisor's, and the guard takes nothing from the jobs.
 
 All times but `LATELY_S` are shares of an interval, because an interval is what a violation is
 counted by. All functions work on a control row (`env.control`), plain Python here, compiled in the
@@ -255,7 +256,23 @@ def may_come_down(control):
             return True
     if control.now_s < control.guard_acquitted_s and level > harmless(control):
         return control.now_s - control.guard_lowered_s >= REST * interval_s
-    return control.now_s - last_trouble_s(control) >= rest_s(control)
+    calm_s = control.now_s - last_trouble_s(control)
+    return calm_s >= rest_s(control) and not still_gone(control, calm_s)
+
+
+def still_gone(control, calm_s):
+    """
+    Whether so much of the budget is gone as it takes to climb to the present level.
+
+    The next late poll would have the guard climb again at once, and what that poll takes may be all
+    that is left (2026-11-25, 2 vCPUs: down from the refuge with 56 % of the budget gone, up again
+    within a second, and the interval was violated). An interval later that budget is another one.
+
+    :param control: a control row (`env.control`)
+    :param calm_s: how long it has been calm [s]
+    """
+    gone, _ = budget(control, control.guard_level > harmless(control))
+    return calm_s < control.interval_s and gone >= GONE_A_LEVEL * control.guard_level
 
 
 def come_down(control):
