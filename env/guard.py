@@ -240,10 +240,10 @@ def may_come_down(control):
     """
     Whether it is time to give a level back.
 
-    It is after a calm time. It is, too, where requests are late though all jobs have been paused
-    for a while, and so much of a budget went meanwhile that it was no hiccup: jobs are then
-    acquitted, and come back level by level, calm or not. They do not wait longer than an interval
-    for a machine that is never calm.
+    It is after a calm time, once the budget has recovered. It is, too, where requests are late
+    though all jobs have been paused for a while, and so much of a budget went meanwhile that it was
+    no hiccup: jobs are then acquitted, and come back level by level, calm or not. They do not wait
+    longer than an interval for a machine that is never calm.
 
     :param control: a control row (`env.control`)
     """
@@ -257,22 +257,22 @@ def may_come_down(control):
     if control.now_s < control.guard_acquitted_s and level > harmless(control):
         return control.now_s - control.guard_lowered_s >= REST * interval_s
     calm_s = control.now_s - last_trouble_s(control)
-    return calm_s >= rest_s(control) and not still_gone(control, calm_s)
+    # After a calm interval what was late before belongs to another interval's budget.
+    return calm_s >= rest_s(control) and (calm_s >= interval_s or has_recovered(control))
 
 
-def still_gone(control, calm_s):
+def has_recovered(control):
     """
-    Whether so much of the budget is gone as it takes to climb to the present level.
+    Whether less of the budget is gone than it takes to climb to the present level.
 
-    The next late poll would have the guard climb again at once, and what that poll takes may be all
-    that is left (2026-11-25, 2 vCPUs: down from the refuge with 56 % of the budget gone, up again
-    within a second, and the interval was violated). An interval later that budget is another one.
+    Otherwise the next late poll would have the guard climb again at once, and that poll may take
+    all that is left (2026-11-25, 2 vCPUs: the guard left the refuge with 56 % of the budget gone,
+    climbed again within a second, and the interval was violated).
 
     :param control: a control row (`env.control`)
-    :param calm_s: how long it has been calm [s]
     """
     gone, _ = budget(control, control.guard_level > harmless(control))
-    return calm_s < control.interval_s and gone >= GONE_A_LEVEL * control.guard_level
+    return gone < GONE_A_LEVEL * control.guard_level
 
 
 def come_down(control):
