@@ -14,17 +14,16 @@ time, and each level has the regulator keep more of the machine for memcached:
 | `APART` | memcached overflows its refuge, where it may; no job runs on the refuge's siblings |
 | `PAUSED_ALL` | no job runs |
 
-A level that changes nothing is passed at once. After a calm time, and once less of the budget is
-gone than it took to climb there, the guard comes down a level; that time grows where it had to
-climb again soon, and shrinks again where it had not. Where requests are late even after every job
-has been paused for a while, jobs are not the cause: the guard gives them back level by level and
-does not blame them for a while, so that a machine whose load alone breaks the SLO still finishes
-its jobs. Hiccups of the machine that leave half of the budget neither keep the guard up nor acquit
-the jobs. What is late because the hypervisor ran somebody else (*stolen* time) gives memcached its
-refuge, in which it catches up sooner, but no job is blamed for it: jobs that waited for its end
-would only end later. So there are two accounts, of all late requests and of those that jobs may
-have a part in. Where a quarter of memcached's time is stolen, or more, all that is late may be the
-hypervisor's, and the guard takes nothing from the jobs.
+A level that changes nothing is passed at once. After a calm time the guard comes down a level; that
+time grows where it had to climb again soon, and shrinks again where it had not. Where requests are
+late even after every job has been paused for a while, jobs are not the cause: the guard gives them
+back level by level and does not blame them for a while, so that a machine whose load alone breaks
+the SLO still finishes its jobs. Hiccups of the machine that leave half of the budget neither keep
+the guard up nor acquit the jobs. What is late because the hypervisor ran somebody else (*stolen*
+time) gives memcached its refuge, in which it catches up sooner, but no job is blamed for it: jobs
+that waited for its end would only end later. So there are two accounts, of all late requests and of
+those that jobs may have a part in. Where a quarter of memcached's time is stolen, or more, all that
+is late may be the hypervisor's, and the guard takes nothing from the jobs.
 
 All times but `LATELY_S` are shares of an interval, because an interval is what a violation is
 counted by. All functions work on a control row (`env.control`), plain Python here, compiled in the
@@ -240,10 +239,10 @@ def may_come_down(control):
     """
     Whether it is time to give a level back.
 
-    It is after a calm time, once the budget has recovered. It is, too, where requests are late
-    though all jobs have been paused for a while, and so much of a budget went meanwhile that it was
-    no hiccup: jobs are then acquitted, and come back level by level, calm or not. They do not wait
-    longer than an interval for a machine that is never calm.
+    It is after a calm time. It is, too, where requests are late though all jobs have been paused
+    for a while, and so much of a budget went meanwhile that it was no hiccup: jobs are then
+    acquitted, and come back level by level, calm or not. They do not wait longer than an interval
+    for a machine that is never calm.
 
     :param control: a control row (`env.control`)
     """
@@ -256,23 +255,7 @@ def may_come_down(control):
             return True
     if control.now_s < control.guard_acquitted_s and level > harmless(control):
         return control.now_s - control.guard_lowered_s >= REST * interval_s
-    calm_s = control.now_s - last_trouble_s(control)
-    # After a calm interval what was late before belongs to another interval's budget.
-    return calm_s >= rest_s(control) and (calm_s >= interval_s or has_recovered(control))
-
-
-def has_recovered(control):
-    """
-    Whether less of the budget is gone than it takes to climb to the present level.
-
-    Otherwise the next late poll would have the guard climb again at once, and that poll may take
-    all that is left (2026-11-25, 2 vCPUs: the guard left the refuge with 56 % of the budget gone,
-    climbed again within a second, and the interval was violated).
-
-    :param control: a control row (`env.control`)
-    """
-    gone, _ = budget(control, control.guard_level > harmless(control))
-    return gone < GONE_A_LEVEL * control.guard_level
+    return control.now_s - last_trouble_s(control) >= rest_s(control)
 
 
 def come_down(control):

@@ -26,7 +26,6 @@ callable_from_kernel(
     guard.act,
     guard.leaves_nothing,
     guard.may_come_down,
-    guard.has_recovered,
     guard.come_down,
     guard.rest_s,
     guard.harmless,
@@ -143,30 +142,10 @@ def next_guard_s(h):
     elif not burns:
         if level == 0:
             return math.inf
-        at_s = max(guard.last_trouble_s(h) + guard.rest_s(h), _recovers_s(h, late))
+        at_s = guard.last_trouble_s(h) + guard.rest_s(h)
     polls = math.ceil((max(at_s, h.now_s + _SOON_S) - h.decided_at_s) / h.period_s - 1e-6)
     poll_s = h.decided_at_s + polls * h.period_s
     return poll_s if poll_s > h.now_s + _SOON_S else poll_s + h.period_s
-
-
-@compiled
-def _recovers_s(h, late):
-    """
-    When the guard finds its budget recovered, at the latest after a calm interval [s].
-
-    :param h: host row
-    :param late: share of the requests that is late, of which the budget does not burn
-    """
-    enough = guard.GONE_A_LEVEL * h.guard_level
-    gone, _ = guard.budget(h, h.guard_level > guard.harmless(h))
-    coming = late / guard.LATE_LIMIT
-    after_s = 0.0
-    if gone >= enough:
-        after_s = math.inf
-        if coming < enough:
-            window_s = guard.WINDOW * h.interval_s
-            after_s = window_s * math.log((gone - coming) / (enough - coming))
-    return min(h.now_s + after_s, guard.last_trouble_s(h) + h.interval_s)
 
 
 @compiled

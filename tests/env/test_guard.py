@@ -16,7 +16,6 @@ from env.decision import regulate_again
 from env.guard import (
     ALONE,
     APART,
-    GONE_A_LEVEL,
     LATE_LIMIT,
     LEVELS,
     LONGEST_REST,
@@ -25,8 +24,6 @@ from env.guard import (
     REFUGE,
     REST,
     TRIAL,
-    budget,
-    last_trouble_s,
     late_by_delay,
     note_late,
     note_stolen,
@@ -244,7 +241,7 @@ def test_stolen_time_makes_no_later_disturbance_last_longer() -> None:
             note_stolen(control, 0.3, POLL_S)
             poll(control, 0.6)
         assert control.guard_level == REFUGE
-        for _ in range(round(1.1 * control.interval_s / POLL_S)):
+        for _ in range(round(5.0 / POLL_S)):
             note_stolen(control, 0.0, POLL_S)
             poll(control, 0.0)
         assert control.guard_level == 0
@@ -334,34 +331,6 @@ def test_jobs_are_acquitted_once_they_have_been_paused_for_a_while() -> None:
     control.job_state[1] = PAUSED
     levels = list(polls(control, 1.0, TRIAL * control.interval_s + POLL_S))
     assert set(levels[:-2]) == {PAUSED_ALL} and levels[-1] == APART
-
-
-def gone(control: ControlState) -> float:
-    """What is gone of the budget, at a level that holds jobs of what they may have a part in."""
-    return budget(control, without_stolen=control.guard_level > REFUGE)[0]
-
-
-def test_it_stands_while_as_much_of_the_budget_is_gone_as_it_took_to_climb() -> None:
-    control = guarded()
-    for _ in polls(control, 1.0, 0.5):
-        pass
-    assert control.guard_level == PAUSED_ALL and gone(control) > 1.0
-    while control.guard_level > 0:
-        level, calm_s = control.guard_level, control.now_s - last_trouble_s(control)
-        poll(control, 0.0)
-        if control.guard_level < level:
-            assert gone(control) < GONE_A_LEVEL * level or calm_s >= control.interval_s
-    assert gone(control) < GONE_A_LEVEL
-
-
-def test_a_budget_overdrawn_long_ago_does_not_keep_it_up() -> None:
-    control = guarded()
-    for _ in polls(control, 1.0, control.interval_s):
-        pass
-    while control.guard_level > 0:
-        level, began_s = control.guard_level, last_trouble_s(control)
-        poll(control, 0.0)
-        assert control.guard_level < level or control.now_s - began_s <= control.interval_s + POLL_S
 
 
 def hiccups(control: ControlState, every_s: float, seconds: float) -> Iterator[int]:
