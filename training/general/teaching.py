@@ -116,9 +116,11 @@ def imitate(
     teachers = Teachers(environments.machines, imitation)
     chosen: list[list[np.ndarray]] = [[], [], []]
     count, all_of_them = environments.num_envs, environments.reach
+    rounds = len(imitation.epochs)
     students = np.arange(count) < count // 2
     for turn, epochs in enumerate(imitation.epochs):
-        environments.reach = -(-all_of_them * (turn + 1) // len(imitation.epochs))
+        # The largest come by the middle, so that the network plays them in some rounds, too.
+        environments.reach = min(all_of_them, -(-all_of_them * 2 * (turn + 1) // rounds))
         observations: Any = environments.reset()
         shape = (imitation.n_steps, count)
         rewards, ended = np.empty(shape, np.float32), np.empty(shape, bool)

@@ -62,7 +62,9 @@ def test_arrivals_are_together_one_by_one_or_in_bursts() -> None:
 
 
 def test_memcached_alone_holds_the_slo_at_the_largest_load() -> None:
-    for name in drawn_names("report", 3, 15):
+    # Four threads on two vCPUs would be drawn first in 0 and 33 of seed 1, and violate alone.
+    names = ["family-report-1-0", "family-report-1-33", *drawn_names("report", 3, 15)]
+    for name in names:
         scenario = load_scenario(name)
         machine = SimulatedMachine(EpisodeFactory(scenario))
         machine.begin(1, np.random.default_rng(0))
