@@ -8,7 +8,8 @@ answers three questions, in this order:
 1. *Where do the threads settle?* Each job wants `demand = 1 / (s + (1 - s) / m)` vCPUs on average
    (Amdahl: serial fraction `s`, `m` vCPUs in the parallel part). It takes free room first, a
    vCPU with an idle sibling before one with a busy sibling; what does not fit is spread so that
-   the loads even out, as the kernel's load balancer does.
+   the loads even out, as the kernel's load balancer does. Narrow sets and few threads settle
+   first, jobs that differ in neither settle as one.
 2. *Who gets an overloaded vCPU?* A load generator of the machine's own first, which runs on the
    last one; then memcached, except that a job of equal weight may take half; then the normal jobs,
    then the background ones. Jobs of one weight share a vCPU as sibling cgroups do: in proportion to
@@ -49,10 +50,11 @@ PRESSURE = column(JOB_FIELDS, "pressure")
 # [s] Container start, unpacking and end detection.
 LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
 
-# Demands settle in two rounds: the first places the jobs in turn, the second lets the early ones
-# react to the late ones.
+# Demands settle in two rounds: the first places the jobs group by group, the second lets the early
+# ones react to the late ones.
 _ROUNDS = 2
 _NOTHING = 1e-12
+"""What differs by less is equal: sums round differently in another order of the jobs."""
 
 
 @inlined
@@ -129,9 +131,10 @@ def _demand(job, parallel, job_params):
 @inlined
 def _place_threads(job, demand, duty, layer, cores, sibling, service_occupancy, used, busy, client):
     """
-    Place one job's demand: free room first, quiet siblings before busy ones, then level.
+    Place a demand: free room first, quiet siblings before busy ones, then level.
 
-    :param demand: vCPUs that the job keeps busy on average
+    :param job: whose demand it is, or in whose row that of several is placed
+    :param demand: vCPUs that are kept busy on average
     :param duty: part of the time in which all its threads run, the most that one vCPU gets of it
     :param layer: the job's weight, `BACKGROUND` or `NORMAL`
     """
@@ -153,7 +156,7 @@ def _place_threads(job, demand, duty, layer, cores, sibling, service_occupancy, 
             load = 0.0
             if sibling[core] >= 0:
                 load = service_occupancy[sibling[core]] + busy[sibling[core]]
-            if best < 0 or load < best_sibling_load:
+            if best < 0 or load < best_sibling_load - _NOTHING:
                 best, best_sibling_load, best_room = core, load, room
         if best < 0:
             break
@@ -308,6 +311,37 @@ def _ask(running, threads, cores, quota, job_params, speed, used):
 
 
 @inlined
+def _next_to_settle(layer, settled, running, threads, cores, weight, job_params, n_cores):
+    """
+    The job that settles next: that with the narrowest set, then that with the fewest threads.
+
+    Nothing depends on which job comes first in the arrays.
+
+    :param layer: the jobs' weight, `BACKGROUND` or `NORMAL`
+    :param settled: bit mask of the jobs that have settled
+    :return: its index, -1 if all have settled, and the vCPUs that it keeps busy
+    """
+    first = -1
+    first_size = 0
+    first_parallel = 0.0
+    for job in range(running.shape[0]):
+        if not running[job] or weight[job] != layer or (settled >> job) & 1:
+            continue
+        size = 0
+        for core in range(n_cores):
+            size += (cores[job] >> core) & 1
+        parallel = _parallel_vcpus(job, threads, cores, job_params, n_cores)
+        sooner = size < first_size
+        if size == first_size:
+            sooner = parallel < first_parallel
+            if parallel == first_parallel:
+                sooner = cores[job] < cores[first]
+        if first < 0 or sooner:
+            first, first_size, first_parallel = job, size, parallel
+    return first, first_parallel
+
+
+@inlined
 def _settle(
     layer, rounds, running, threads, cores, weight, sibling, service_occupancy, job_params, demand,
     used, busy, client,
@@ -315,23 +349,47 @@ def _settle(
     """
     Question 1: where the threads of the jobs of one weight settle.
 
+    Jobs that keep as many of the same vCPUs busy are placed as one, and each has the part of every
+    share that it has of their demand: which of them is where changes, and this is an average.
+
     :param layer: the weight, `BACKGROUND` or `NORMAL`
     :param rounds: how often each job is placed
     """
     n_jobs, n_cores = used.shape
     for turn in range(rounds):
-        for job in range(n_jobs):
-            if running[job] and weight[job] == layer:
-                if turn > 0:
-                    for core in range(n_cores):
-                        used[job, core] = 0.0
-                        busy[core] = _taken(used, core, client)
-                parallel = _parallel_vcpus(job, threads, cores, job_params, n_cores)
-                duty = demand[job] / max(parallel, 1.0)
-                _place_threads(
-                    job, demand[job], duty, layer, cores, sibling, service_occupancy, used, busy,
-                    client,
-                )  # fmt: skip
+        settled = 0
+        while True:
+            lead, parallel = _next_to_settle(
+                layer, settled, running, threads, cores, weight, job_params, n_cores
+            )
+            if lead < 0:
+                break
+            group = 0
+            together = 0.0
+            for job in range(n_jobs):
+                if running[job] and weight[job] == layer and cores[job] == cores[lead]:
+                    own = _parallel_vcpus(job, threads, cores, job_params, n_cores)
+                    if own == parallel:
+                        group |= 1 << job
+                        together += demand[job]
+                        if turn > 0:
+                            for core in range(n_cores):
+                                used[job, core] = 0.0
+            if turn > 0:
+                for core in range(n_cores):
+                    busy[core] = _taken(used, core, client)
+            settled |= group
+            if together <= 0.0:
+                continue
+            duty = together / max(parallel, 1.0)
+            _place_threads(
+                lead, together, duty, layer, cores, sibling, service_occupancy, used, busy, client
+            )
+            for core in range(n_cores):
+                placed = used[lead, core]
+                for job in range(n_jobs):
+                    if (group >> job) & 1:
+                        used[job, core] = placed * (demand[job] / together)
 
 
 @inlined
@@ -352,22 +410,32 @@ def _share_out(layer, running, cores, weight, service_occupancy, demand, used, b
             limit -= min(taken, 0.5) if layer == NORMAL else taken
         _share_vcpu(core, limit, layer, running, weight, demand, used)
         busy[core] = _taken(used, core, client)
-    for job in range(n_jobs):
-        if running[job] and weight[job] == layer:
-            missing = demand[job]
-            for core in range(n_cores):
-                missing -= used[job, core]
-            for core in range(n_cores):
-                if missing > _NOTHING and (cores[job] >> core) & 1:
-                    free = 1.0 - busy[core]
-                    if service_occupancy[core] > 0.0:
-                        wanted, room, width = _service_demand(service_occupancy, used, busy, client)
-                        free = min(free, room - wanted)
-                    step = min(missing, min(free, 1.0 - used[job, core]))
-                    if step > 0.0:
-                        used[job, core] += step
-                        busy[core] = _taken(used, core, client)
-                        missing -= step
+    for core in range(n_cores):
+        claims = 0.0
+        for job in range(n_jobs):
+            if running[job] and weight[job] == layer:
+                claims += _claim(job, core, cores, demand, used)
+        free = 1.0 - busy[core]
+        if service_occupancy[core] > 0.0:
+            wanted, room, width = _service_demand(service_occupancy, used, busy, client)
+            free = min(free, room - wanted)
+        if claims > _NOTHING and free > 0.0:
+            part = min(1.0, free / claims)
+            for job in range(n_jobs):
+                if running[job] and weight[job] == layer:
+                    used[job, core] += part * _claim(job, core, cores, demand, used)
+            busy[core] = _taken(used, core, client)
+
+
+@inlined
+def _claim(job, core, cores, demand, used):
+    """What a job still misses and could use of a vCPU."""
+    if not (cores[job] >> core) & 1:
+        return 0.0
+    missing = demand[job]
+    for other in range(used.shape[1]):
+        missing -= used[job, other]
+    return max(0.0, min(missing, 1.0 - used[job, core]))
 
 
 @inlined
@@ -417,7 +485,7 @@ def _pace(
     width = 0
     serial_value = 0.0
     for core in range(n_cores):
-        if used[job, core] > 0.0:
+        if used[job, core] > _NOTHING:
             own += used[job, core]
             kept |= 1 << core
             width += 1

@@ -17,10 +17,16 @@ PARAMS = PROFILE.job_array(JOBS)
 HOST = PROFILE.host_array()
 SIBLING = np.array(PROFILE.siblings, dtype=np.int64)
 CORES = 4
+AS_LISTED = tuple(range(len(JOBS)))
 
 
-def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0):
-    """Speeds, shares and pressure of `{job index: (threads, mask, weight)}`."""
+def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0, order=AS_LISTED):
+    """
+    Speeds, shares and pressure of `{job index: (threads, mask, weight)}`.
+
+    `order` says where in the arrays each job comes.
+    """
+    order = np.array(order)
     running = np.zeros(len(JOBS), np.uint8)
     threads = np.ones(len(JOBS), np.int64)
     masks = np.zeros(len(JOBS), np.int64)
@@ -35,14 +41,14 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0)
     busy = np.full(CORES, 9.0)
     function = job_speeds.py_func if plain else job_speeds
     pressure = function(
-        running,
-        threads,
-        masks,
-        weights,
-        quota,
+        running[order],
+        threads[order],
+        masks[order],
+        weights[order],
+        quota[order],
         SIBLING,
         np.array(occupancy, np.float64),
-        PARAMS,
+        PARAMS[order],
         HOST,
         speed,
         used,
@@ -50,7 +56,8 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0)
         client,
     )
     assert busy == pytest.approx(used.sum(axis=0) + np.array([0.0, 0.0, 0.0, client]))
-    return speed, used, pressure
+    place = np.argsort(order)
+    return speed[place], used[place], pressure
 
 
 placements = st.dictionaries(
@@ -93,6 +100,17 @@ def test_shares_and_speeds_are_physical(jobs, occupancy):
             used[:, held].sum()
             <= sum(max(1.0 - occupancy[c], 0.5) for c in held) + sum(occupancy) + 1e-9
         )
+
+
+@settings(max_examples=300, deadline=None)
+@given(placements, occupancies, st.permutations(AS_LISTED), st.sampled_from((0.0, 0.3)))
+def test_which_job_comes_first_in_the_arrays_does_not_matter(jobs, occupancy, order, client):
+    occupancy = (*occupancy[:-1], occupancy[-1] * (1.0 - client))
+    speed, used, pressure = speeds(jobs, occupancy, client=client)
+    other_speed, other_used, other_pressure = speeds(jobs, occupancy, client=client, order=order)
+    assert other_speed == pytest.approx(speed)
+    assert other_used == pytest.approx(used)
+    assert other_pressure == pytest.approx(pressure)
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, 0.5), (2, 1.0)])
