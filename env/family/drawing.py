@@ -40,8 +40,9 @@ SERVICE_LIMITS = {"smt": 1.0, "batch_smt": 1.0, "cpu_limit": 1.0, "equal_share":
 WORK, OVERHEAD = "work_s", "launch_overhead_s"
 OVERHEAD_SHARE = 0.3  # of its work, the most that a job's start costs
 
-SERVABLE = 0.9
-"""Memcached alone keeps its p95 under so much of the SLO at the largest load."""
+MOST_SLICES = 0.3
+"""Where its threads outnumber its vCPUs, memcached waits for time slices no longer than this share
+of its SLO at the largest load."""
 
 Content = dict[str, Any]
 
@@ -187,26 +188,22 @@ def _draw_service(
     """
     The profile without its jobs, memcached, and its load.
 
-    A memcached that could not hold its SLO alone (one whose threads outnumber its vCPUs, say) is
-    drawn again: no scheduler can help it, so that nothing is learned or shown there.
+    A memcached whose threads wait too long for one another could not hold its SLO without a single
+    job. It is drawn again: no scheduler can help it, so that nothing is learned or shown there.
     """
     while True:
         profile, service, load = _draw_any_service(ranges, vcpus, smt, rng)
-        alone_us = _p95_alone_us(profile, service, load["qps_max"], vcpus, smt)
-        if alone_us <= SERVABLE * service["slo_us"]:
+        waits_us = _slice_wait_us(profile["service"], service, load["qps_max"], smt)
+        if waits_us <= MOST_SLICES * service["slo_us"]:
             return profile, service, load
 
 
-def _p95_alone_us(profile: Content, service: Content, qps: float, vcpus: int, smt: bool) -> float:
-    """What memcached's largest set answers within at some load, without batch work [us]."""
-    # Compiled code; who reads a scenario that is not drawn needs none.
-    from env.physics.service import SERVICE_FIELDS, service_state
-
-    pairs = np.arange(vcpus) ^ 1 if smt else np.full(vcpus, -1)
-    params = np.array([profile["service"][name]["value"] for name in SERVICE_FIELDS])
-    idle = np.zeros(vcpus)
-    largest = (1 << len(service["core_choices"][-1])) - 1
-    return float(service_state(qps, service["threads"], largest, pairs, idle, idle, 0.0, params)[0])
+def _slice_wait_us(traits: Content, service: Content, qps: float, smt: bool) -> float:
+    """How long threads of memcached's refuge wait for one another (`env.physics.service`) [us]."""
+    refuge = len(service["core_choices"][-1])
+    load = qps / _serves(traits, refuge, smt)
+    waiting = (service["threads"] / refuge - 1.0) * load ** traits["slice_exponent"]["value"]
+    return float(traits["slice_us"]["value"] * waiting)
 
 
 def _draw_any_service(

@@ -22,6 +22,7 @@ from env.physics.compiled import compiled
 from env.scenario import MAX_JOBS, Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
+from env.simulator.rates import SOON_S
 from env.simulator.sensing import sense
 from training.evaluation.episodes import EpisodeStart
 
@@ -134,7 +135,7 @@ def run_schedule(
     """
     h.wake_on_events = 1
     price_s = 0.0
-    while h.now_s < h.duration_s and not kernel.all_done(h) and price_s <= limit_s:
+    while h.now_s < h.duration_s - SOON_S and not kernel.all_done(h) and price_s <= limit_s:
         soon = h.interval_ends_s - LOOK_AHEAD_S
         load = h.due_qps
         if h.now_s >= soon - 1e-9:

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from env.family.drawing import drawn_names, is_drawn
 from env.scenario import Scenario, load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, Variation
+from training.evaluation.schedule_search import Schedule
 from training.general.list_schedules import quick_schedule
 from training.general.machines import Setup
+from training.processes import process_pool
 from training.recipe import Imitation
 
 
@@ -44,7 +49,7 @@ def find_setups(
     imitation: Imitation,
 ) -> list[Setup]:
     """
-    What machines play, with a schedule for each.
+    What machines play, with a schedule for each, sought by as many processes as torch has threads.
 
     :param scenarios: several are played on hosts of one size, a single one on hosts of its own
     :param layout: room for all of them
@@ -54,14 +59,26 @@ def find_setups(
     :raises InputError: if a scenario does not fit the hosts that several are played on
     """
     padded = len(scenarios) > 1
+    search = partial(
+        _schedule_of,
+        padded=padded,
+        seed=seed,
+        traces=imitation.search_traces,
+        evaluations=imitation.search_evaluations,
+    )
+    with process_pool(min(torch.get_num_threads(), len(scenarios))) as pool:
+        schedules = list(pool.map(search, scenarios, chunksize=4))
     as_drawn = replace(variation, interval_s=None, least_load=None, most_load=None)
     setups = []
-    for scenario in scenarios:
-        plain = EpisodeFactory(scenario, padded=padded)
-        schedule = quick_schedule(
-            plain, seed, imitation.search_traces, imitation.search_evaluations
-        )
+    for scenario, schedule in zip(scenarios, schedules, strict=True):
         differing = as_drawn if is_drawn(scenario.profile) else variation
         factory = EpisodeFactory(scenario, variation=differing, padded=padded)
         setups.append(Setup(factory, schedule, layout))
     return setups
+
+
+def _schedule_of(
+    scenario: Scenario, padded: bool, seed: int, traces: int, evaluations: int
+) -> Schedule:
+    """What a process of the pool finds for one scenario, without drawn physics."""
+    return quick_schedule(EpisodeFactory(scenario, padded=padded), seed, traces, evaluations)

@@ -3,6 +3,7 @@
 from env.codes import DONE, RUNNING
 from env.physics.compiled import compiled
 from env.simulator import kernel
+from env.simulator.rates import SOON_S
 from env.simulator.sensing import sense
 
 
@@ -19,7 +20,7 @@ def run_node(h, targets, own, waits, not_before_s, serve_until_s):
     :param serve_until_s: when the last job of the other nodes ends [s]
     """
     h.wake_on_events = 1
-    while h.now_s < h.duration_s:
+    while h.now_s < h.duration_s - SOON_S:
         until_s = h.duration_s
         ended = 0
         for job in range(waits.shape[0]):
@@ -27,11 +28,11 @@ def run_node(h, targets, own, waits, not_before_s, serve_until_s):
                 ended |= 1 << job
         if ended & own == own:
             until_s = serve_until_s
-            if h.now_s >= until_s:
+            if h.now_s >= until_s - SOON_S:
                 break
         for job in range(waits.shape[0]):
             if (own >> job) & 1 and waits[job] & ~ended == 0:
-                if not_before_s[job] <= h.now_s:
+                if not_before_s[job] <= h.now_s + SOON_S:
                     h.desired_state[job] = RUNNING
                 else:
                     until_s = min(until_s, not_before_s[job])
