@@ -51,6 +51,13 @@ def test_no_random_schedule_beats_the_bound(problem, starts):
         assert makespan_s > bound
 
 
+def test_a_schedule_ends_where_rounding_leaves_it_just_before_the_time_cap(problem, starts):
+    search = Search(problem, starts[:1], np.random.default_rng(5))
+    search.before["now_s"] = search.before["duration_s"] - 5e-10
+    seconds, _ = search.cost(in_turn(problem.scenario, 3))  # went on for ever
+    assert seconds == math.inf
+
+
 def test_no_allocation_earns_more_than_the_bound_says(problem):
     """Random ones that the regulator lets through, each bettered for as long as that earns more."""
     hosts, targets = problem.new_hosts(1), problem.new_targets(1)
