@@ -17,6 +17,7 @@ from env.scenario import Scenario
 from training.analysis.palette import PALETTE
 from training.evaluation.timeline import Recording, Span
 
+MOST_NAMED = 4  # of the jobs that start together: more names would not fit the axes
 LOAD_COLOUR, SERVICE_COLOUR, FINE_COLOUR, BAD_COLOUR = "#555555", "#333333", "#56B4E9", "#D55E00"
 
 
@@ -119,22 +120,22 @@ def mark_starts(axes: Axes, recording: Recording, scenario: Scenario) -> None:
     colours = _job_colours(scenario)
     starts = sorted((spans[0].start_s, name) for name, spans in recording.jobs.items() if spans)
     together_s = 0.015 * recording.end_s
-    label_s, label = -math.inf, ""
+    label_s, names = -math.inf, list[str]()
     for start_s, name in starts:
         axes.axvline(start_s, color=colours[name], linewidth=1.2)
         if start_s - label_s > together_s:
-            _label_start(axes, label_s, label)
-            label_s, label = start_s, name
-        else:
-            label = f"{label}, {name}"
-    _label_start(axes, label_s, label)
+            _label_start(axes, label_s, names)
+            label_s, names = start_s, []
+        names.append(name)
+    _label_start(axes, label_s, names)
 
 
-def _label_start(axes: Axes, start_s: float, label: str) -> None:
-    if not label:
+def _label_start(axes: Axes, start_s: float, names: list[str]) -> None:
+    if not names:
         return
+    more = len(names) - MOST_NAMED
     axes.annotate(
-        label,
+        ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else ""),
         (start_s, 0.98),
         xycoords=axes.get_xaxis_transform(),
         xytext=(4, 0),
