@@ -209,7 +209,7 @@ def _slice_wait_us(traits: Content, service: Content, qps: float, smt: bool) -> 
 def _draw_any_service(
     ranges: Content, vcpus: int, smt: bool, rng: np.random.Generator
 ) -> tuple[Content, Content, Content]:
-    """The same, whether memcached can hold its SLO or not."""
+    """What `_draw_service` draws, whether memcached could hold its SLO or not."""
     measured = str(rng.choice(ranges["measured"]))
     base = _measured_profile(measured)
     service = _scattered(base["service"], 1.0, SERVICE_LIMITS, rng)

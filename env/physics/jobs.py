@@ -342,6 +342,23 @@ def _next_to_settle(layer, settled, running, threads, cores, weight, job_params,
 
 
 @inlined
+def _like(lead, parallel, running, threads, cores, weight, job_params, n_cores):
+    """
+    The jobs that settle with one: those of its weight that keep as many of the same vCPUs busy.
+
+    :param lead: index of that job, which is one of them
+    :param parallel: vCPUs that it keeps busy
+    :return: a bit mask of jobs
+    """
+    group = 0
+    for job in range(running.shape[0]):
+        beside = running[job] and weight[job] == weight[lead] and cores[job] == cores[lead]
+        if beside and _parallel_vcpus(job, threads, cores, job_params, n_cores) == parallel:
+            group |= 1 << job
+    return group
+
+
+@inlined
 def _settle(
     layer, rounds, running, threads, cores, weight, sibling, service_occupancy, job_params, demand,
     used, busy, client,
@@ -364,21 +381,18 @@ def _settle(
             )
             if lead < 0:
                 break
-            group = 0
+            group = _like(lead, parallel, running, threads, cores, weight, job_params, n_cores)
+            settled |= group
             together = 0.0
             for job in range(n_jobs):
-                if running[job] and weight[job] == layer and cores[job] == cores[lead]:
-                    own = _parallel_vcpus(job, threads, cores, job_params, n_cores)
-                    if own == parallel:
-                        group |= 1 << job
-                        together += demand[job]
-                        if turn > 0:
-                            for core in range(n_cores):
-                                used[job, core] = 0.0
+                if (group >> job) & 1:
+                    together += demand[job]
+                    if turn > 0:
+                        for core in range(n_cores):
+                            used[job, core] = 0.0
             if turn > 0:
                 for core in range(n_cores):
                     busy[core] = _taken(used, core, client)
-            settled |= group
             if together <= 0.0:
                 continue
             duty = together / max(parallel, 1.0)

@@ -138,7 +138,7 @@ def run_schedule(
     while h.now_s < h.duration_s - SOON_S and not kernel.all_done(h) and price_s <= limit_s:
         soon = h.interval_ends_s - LOOK_AHEAD_S
         load = h.due_qps
-        if h.now_s >= soon - 1e-9:
+        if h.now_s >= soon - SOON_S:
             load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
         h.desired_service = set_for(choices, load, threshold_qps)
         unfinished = active = 0
@@ -158,7 +158,7 @@ def run_schedule(
             h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
         kernel.apply_desired(h, True)
         until_s = h.now_s + h.hold_s
-        if h.now_s < soon - 1e-9:
+        if h.now_s < soon - SOON_S:
             until_s = min(until_s, soon)
         kernel.advance(h, targets, until_s)
         sense(h)

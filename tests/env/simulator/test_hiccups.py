@@ -221,8 +221,7 @@ WITHOUT: Any = {
 Episodes of a profile without hiccups: end, requests, reward, random state.
 
 Recorded with the profile of 2026-11-23, once job speeds no longer depended on the order of jobs, to
-show what else changes them; `RECORDED` is what has
-been fitted anew since.
+show what else changes them; `RECORDED` is what has been fitted anew since.
 """
 
 RECORDED = {"scatter": Scatter(mean=0.0052, spread=0.1013), "siblings_unknown": False}
