@@ -27,7 +27,8 @@ class Imitation(BaseModel):
     How the network imitates an expert before it learns from reward (`training.imitation`).
 
     :param search_traces: number of training traces that the expert's schedule is searched on
-    :param search_evaluations: schedules that the search tries
+    :param search_evaluations: schedules that the search tries; none where lists are sought, for one
+        network of many scenarios (`training.general.list_schedules`)
     :param release: share of the schedule's load threshold below which the expert takes vCPUs from
         memcached again
     :param unprobed: factor on that threshold where no probe shows whether the SLO holds. 0.65:
@@ -45,7 +46,7 @@ class Imitation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     search_traces: PositiveInt
-    search_evaluations: Annotated[int, Field(ge=3)]
+    search_evaluations: Annotated[int, Field(ge=3)] | None = None
     release: Fraction
     unprobed: Fraction
     n_envs: Annotated[int, Field(ge=2)]
@@ -150,8 +151,10 @@ class Recipe(BaseModel):
         if bool(self.scenarios) != (self.network is not None):
             raise ValueError("scenarios: go with a network, and a network with scenarios")
         if self.scenarios and self.imitation is None:
+            raise ValueError("scenarios: go with imitation, which says how schedules are sought")
+        if self.imitation and bool(self.scenarios) != (self.imitation.search_evaluations is None):
             raise ValueError(
-                "scenarios: go with imitation, which says how long schedules are sought"
+                "imitation.search_evaluations: needed without scenarios, not allowed with them"
             )
         return self
 

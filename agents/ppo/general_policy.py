@@ -38,12 +38,16 @@ class GeneralPolicy(TrainedPolicy):
         """
         Begin an episode.
 
-        :param scenario: the problem
+        :param scenario: the problem; one without jobs will get some later
         :raises InputError: if it has edits that no pointer tells apart
         """
+        self._start(scenario, scenario.has_arrivals or not scenario.jobs)
+
+    def _start(self, scenario: Scenario, arrivals: bool) -> None:
+        """Begin, where jobs arrive or not."""
         layout = self.checkpoint.layout(scenario)
         self._begin(scenario, profile_work_s(scenario.profile))
-        table = token_table(scenario, layout)
+        table = token_table(scenario, layout, arrivals)
         self._attention = SingleAttention(self.checkpoint.arrays, table)
         self._offsets = layout.offsets
         # Python's own numbers are faster, one by one.
@@ -58,7 +62,7 @@ class GeneralPolicy(TrainedPolicy):
         :raises InputError: if it has edits that no pointer tells apart
         """
         before, known, first = self._scenario, self._control, self._first
-        self.reset(scenario)
+        self._start(scenario, arrivals=True)
         self._first = first
         control = carried_over(known, before, scenario, profile_work_s(scenario.profile))
         for job, state in enumerate(control.desired_state):

@@ -12,6 +12,7 @@ callable_from_kernel(
     pointers.legal_slots,
     tokens.lg,
     tokens.note_use_of_jobs,
+    tokens.write_ranks,
     tokens.write_tokens,
     tokens.write_service,
     tokens.write_vcpus,

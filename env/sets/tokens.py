@@ -14,7 +14,9 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | | weight; the SLO guard's level over its highest; last action changed nothing; time since the |
 | | last decision over the hold time; log2 of vCPUs / 4; share of vCPUs with a sibling; free |
 | | share of the memory; log2 of 1 + unfinished jobs / 4; share of them that has a profile; lg of |
-| | the known work left a vCPU; lg of the hold time, of the dwell times of a move and of a pause |
+| | the known work left a vCPU; lg of the hold time, of the dwell times of a move and of a pause; |
+| | log2 of 1 + running, paused jobs, threads of running jobs a vCPU / 4; jobs arrive, so their |
+| | completion times count, else the makespan |
 | service, SERVICE | load and the HISTORY before it over the load's maximum; CPU use a vCPU it |
 | | holds, and a vCPU of the machine; log10 of the CPU time a request [us] / 2; largest load and |
 | | CPU use a held vCPU of the last second; lg of the times since the load moved, between its |
@@ -32,7 +34,8 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | | profile; done share of the known work, at most 2; lg of the known work left, of the CPU time |
 | | used; its share of vCPUs, threads a vCPU it has / 4, log2 of threads / 4, background weight; |
 | | CPU use a vCPU it has, a thread, over the most so far; lg of the times since its start, its |
-| | last move, its last pause; its share of the memory; from the profile: lg of the work, serial |
+| | last move, its last pause; log2 of 1 + jobs with a profile that have less, more work left / 4; |
+| | its share of the memory; from the profile: lg of the work, serial |
 | | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch; for |
 | | each of 1 to MOST_THREADS threads whether it may start with so many |
 | cores, J x (C + 1) | vCPU belongs to the job; its place: 1 + the place's slot among the job's, |
@@ -73,14 +76,14 @@ from env.sets.pointers import (
     slots_of,
 )
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
 
-HOST, SERVICE, VCPU = 15, 19 + HISTORY, 15
+HOST, SERVICE, VCPU = 19, 19 + HISTORY, 15
 TRAITS = ("work_s", "serial_fraction", "cores_per_thread", "smt", "sensitivity", "pressure",
           "launch_overhead_s")  # fmt: skip
 JOB_STATIC = 1 + len(TRAITS) + MOST_THREADS
-JOB = 20 + JOB_STATIC
+JOB = 22 + JOB_STATIC
 
 FADE_S = 5.0  # what CPU use of jobs and vCPUs covers [s]
 WORST = 2.0  # largest p95 that is shown, as a multiple of the SLO
@@ -152,12 +155,13 @@ def lg(seconds):
     return 0.5 * math.log10(min(max(seconds, 0.01), 1e4))
 
 
-def token_table(scenario: Scenario, layout: Layout) -> TokenTable:
+def token_table(scenario: Scenario, layout: Layout, arrivals: bool | None = None) -> TokenTable:
     """
     The tables of a scenario.
 
     :param scenario: the machine, the jobs, memcached; its profile gives the jobs' traits
     :param layout: what there is room for
+    :param arrivals: whether jobs arrive later; if nobody says so, whether the scenario's do
     :raises InputError: if there is not enough
     """
     table = edit_table(scenario)
@@ -176,6 +180,7 @@ def token_table(scenario: Scenario, layout: Layout) -> TokenTable:
         len(refuge) / machine.vcpus,
         service.threads / len(refuge),
     )
+    blank[18] = scenario.has_arrivals if arrivals is None else arrivals
     gates = blank[vcpus_at:siblings_at].reshape(n_vcpus, VCPU)
     for vcpu in range(machine.vcpus):
         sibling = machine.sibling_of(vcpu)
@@ -252,6 +257,7 @@ def write_tokens(control, sets, slot_of, layout, tokens):
     write_vcpus(control, sets, layout, tokens)
     _, room, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout
     memory_free, unfinished, known, work_left_s = float(control.memory_mib), 0, 0, 0.0
+    running = paused = running_threads = 0
     per_job = CORE + 3 * room + 1
     for job in range(min(len(control.state), layout[0])):  # beyond them is a host's padding
         at, own = jobs_at + job * n_job, cores_at + job * (room + 1)
@@ -285,7 +291,7 @@ def write_tokens(control, sets, slot_of, layout, tokens):
             for feature in range(6, 9):
                 tokens[at + feature] = 0.0
             for trait in range(7):
-                tokens[at + 21 + trait] = 0.0
+                tokens[at + 23 + trait] = 0.0
         tokens[at + 9] = lg(used_s)
         size = 0
         for vcpu in range(n_vcpus):
@@ -311,7 +317,10 @@ def write_tokens(control, sets, slot_of, layout, tokens):
                 tokens[own + room] = slot_of[place] - first - EVERYWHERE + 1
             share = threads / max(size, 1) / 4.0
             column = 12 if control.weight[job] == NORMAL else 11
+            paused += state == PAUSED
             if state == RUNNING:
+                running += 1
+                running_threads += threads
                 for vcpu in range(n_vcpus):
                     if (control.cores[job] >> vcpu) & 1:
                         tokens[vcpus_at + vcpu * n_vcpu + column] += share
@@ -326,6 +335,40 @@ def write_tokens(control, sets, slot_of, layout, tokens):
     tokens[9] = math.log2(1.0 + unfinished) / 4.0
     tokens[10] = known / max(unfinished, 1)
     tokens[11] = lg(work_left_s / n_vcpus)
+    tokens[15] = math.log2(1.0 + running) / 4.0
+    tokens[16] = math.log2(1.0 + paused) / 4.0
+    tokens[17] = math.log2(1.0 + running_threads / n_vcpus) / 4.0
+    write_ranks(layout, tokens)
+
+
+def write_ranks(layout, tokens):
+    """
+    Write how many jobs have less and more work left than each; of those that have a profile.
+
+    Who is the shortest is hard to see for a network that mixes tokens. Of equals the first counts
+    as the shortest, as one of them has to start.
+
+    :param layout: `Layout.offsets`
+    :param tokens: float[size], the row, whose jobs are written already
+    """
+    n_jobs, jobs_at, n_job = layout[0], layout[6], layout[7]
+    for job in range(n_jobs):
+        at = jobs_at + job * n_job
+        if tokens[at + 6] == 0.0:
+            tokens[at + 20] = tokens[at + 21] = 0.0
+            continue
+        less = more = 0
+        for other in range(n_jobs):
+            there = jobs_at + other * n_job
+            if other == job or tokens[there + 6] == 0.0:
+                continue
+            shorter = tokens[there + 8] < tokens[at + 8]
+            if shorter or (other < job and tokens[there + 8] == tokens[at + 8]):
+                less += 1
+            else:
+                more += 1
+        tokens[at + 20] = math.log2(1.0 + less) / 4.0
+        tokens[at + 21] = math.log2(1.0 + more) / 4.0
 
 
 def write_service(control, layout, tokens):

@@ -240,7 +240,8 @@ def expected_line(name: str, expected: dict[str, float]) -> str:
     """
     mean, low, high = (f"{100 * expected[key]:.1f}" for key in ("mean", "p5", "p95"))
     return (
-        f"{name}: measured, {mean} % violations are to be expected, {low} to {high} % (90 %) a run"
+        f"{name}: on a machine {mean} % violations are to be expected, "
+        f"{low} to {high} % (90 %) a run"
     )
 
 

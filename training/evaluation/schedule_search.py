@@ -3,9 +3,10 @@ The best schedule that a long search finds when it knows the whole load trace.
 
 A schedule says, for each job: after which other job it starts, with how many threads, on which
 vCPUs at which weight, and on which vCPUs once few jobs are left; and what load memcached's
-smallest set serves, so that it gets a larger one ahead of time. It runs in the simulator's own
-kernel, with regulator, SLO guard and random numbers; simulated annealing (Kirkpatrick, Gelatt,
-Vecchi 1983) improves it.
+smallest set serves, so that it gets a larger one ahead of time. A list (`training.general`) says,
+too, how many jobs run side by side, and whether they interrupt each other. It runs in the
+simulator's own kernel, with regulator, SLO guard and random numbers; simulated annealing
+(Kirkpatrick, Gelatt, Vecchi 1983) improves it.
 """
 
 import math
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from env import action
 from env.allocation import mask_of
-from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PLACE, RUNNING
+from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PAUSED, PENDING, PLACE, RUNNING
 from env.physics.compiled import compiled
 from env.scenario import MAX_JOBS, Scenario
 from env.simulator import kernel
@@ -38,6 +39,12 @@ FIRST_TEMPERATURE_S, LAST_TEMPERATURE_S = 15.0, 0.3
 LOOK_AHEAD_S = 0.2
 """How long before a load moves memcached gets the vCPUs it will need."""
 
+STAYING = 0.7
+"""What counts of the work that is left of a running job, where jobs with less come first. Who is
+nearly as short does not interrupt it: it would be done hardly sooner, and twice something moves."""
+
+_STAYS, _LAST = -1.0, 1e12  # keys of who may not be paused now, and of work that nobody knows
+
 AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
 
 
@@ -53,6 +60,8 @@ class Schedule:
     :param threshold_qps: load that memcached's smallest set serves [requests/s]; others serve as
         much more as they are larger
     :param at_once: jobs that run side by side at most
+    :param interrupts: whether the jobs with the least work left run, and others wait for them even
+        if they have begun (shortest remaining time first: Schrage 1968); else who runs goes on
     """
 
     jobs: IntArray
@@ -60,6 +69,7 @@ class Schedule:
     late: int
     threshold_qps: float
     at_once: int = MAX_JOBS
+    interrupts: bool = False
 
     def copy(self) -> "Schedule":
         """A copy that can be changed."""
@@ -93,6 +103,61 @@ def set_for(choices, qps, threshold_qps):
 
 
 @compiled
+def first_jobs(h, jobs, order, at_once, interrupts):
+    """
+    The jobs that a schedule wants to run now, a bit mask.
+
+    Unless jobs interrupt each other, who runs comes before who is paused, and who is paused before
+    who has not begun. A job whose work nobody knows neither interrupts nor is interrupted, and who
+    was paused just before may not be paused again.
+
+    :param h: a host row
+    :param jobs: int64[J, 6], see `Schedule`, as the next three
+    :param order: int64[J], also of jobs that could run alike
+    :param at_once: number of jobs
+    :param interrupts: whether the least work that is left comes first
+    """
+    memory_free = h.memory_mib
+    for job in range(jobs.shape[0]):
+        if h.job_state[job] != DONE and h.state[job] != PENDING:
+            memory_free -= h.job_memory_mib[job]
+    chosen = 0
+    for _ in range(at_once):
+        found, least = -1, math.inf
+        for position in range(order.shape[0]):
+            job = order[position]
+            before = jobs[job, AFTER]
+            gone = h.job_state[job] == DONE or h.job_state[job] == NOT_ARRIVED
+            if gone or chosen >> job & 1 != 0:
+                continue
+            pending = h.state[job] == PENDING
+            waits = before >= 0 and h.job_state[before] != DONE
+            if pending and (waits or h.job_memory_mib[job] > memory_free):
+                continue
+            # Whom the guard or the regulator holds runs as far as a schedule is concerned.
+            runs = not pending and h.desired_state[job] == RUNNING
+            if runs and (
+                (interrupts and h.job_known[job] == 0)
+                or h.now_s - h.paused_at_s[job] < h.pause_dwell_s
+            ):
+                key = _STAYS
+            elif interrupts and h.job_known[job] == 0:
+                key = _LAST
+            elif interrupts:
+                key = max(h.job_work_s[job] - h.job_cpu_s[job], 0.0) * (STAYING if runs else 1.0)
+            else:
+                key = 0.0 if runs else 2.0 if pending else 1.0
+            if key < least:
+                found, least = job, key
+        if found < 0:
+            break
+        chosen |= 1 << found
+        if h.state[found] == PENDING:
+            memory_free -= h.job_memory_mib[found]
+    return chosen
+
+
+@compiled
 def price_so_far(h, violation_cost_s, violation_weight):
     """
     What an episode costs by now, and so at least in the end [s].
@@ -113,7 +178,7 @@ def price_so_far(h, violation_cost_s, violation_weight):
 
 @compiled
 def run_schedule(
-    h, targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
+    h, targets, jobs, order, late, threshold_qps, at_once, interrupts, choices, violation_cost_s,
     violation_weight, limit_s,
 ):  # fmt: skip
     """
@@ -126,8 +191,9 @@ def run_schedule(
     :param jobs: int64[J, 6], see `Schedule`
     :param order: int64[J]
     :param late: see `Schedule`
-    :param threshold_qps: see `Schedule`, as the next
+    :param threshold_qps: see `Schedule`, as the next two
     :param at_once: number of jobs
+    :param interrupts: whether the least work that is left comes first
     :param choices: int64[k, 2], see `choices_of`
     :param violation_cost_s: of an interval over the SLO [s]
     :param violation_weight: see `Search`
@@ -150,12 +216,20 @@ def run_schedule(
             job = order[position]
             before = jobs[job, AFTER]
             there = h.true_state[job] != NOT_ARRIVED and h.desired_state[job] != RUNNING
-            if there and active < at_once and (before < 0 or h.true_state[before] == DONE):
+            ready = before < 0 or h.true_state[before] == DONE
+            if there and ready and active < at_once and not interrupts:
                 h.desired_state[job] = RUNNING
                 active += 1
             h.desired_threads[job] = jobs[job, THREADS]
             h.desired_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
             h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
+        if interrupts:
+            chosen = first_jobs(h, jobs, order, at_once, interrupts)
+            for job in range(jobs.shape[0]):
+                if chosen >> job & 1 != 0:
+                    h.desired_state[job] = RUNNING
+                elif h.desired_state[job] == RUNNING:
+                    h.desired_state[job] = PAUSED
         kernel.apply_desired(h, True)
         until_s = h.now_s + h.hold_s
         if h.now_s < soon - SOON_S:
@@ -168,13 +242,13 @@ def run_schedule(
 
 @compiled
 def run_schedule_at(
-    hosts, b, targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
-    violation_weight, limit_s,
+    hosts, b, targets, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+    violation_cost_s, violation_weight, limit_s,
 ):  # fmt: skip
     """See `run_schedule`; on host b."""
     return run_schedule(
-        hosts[b], targets, jobs, order, late, threshold_qps, at_once, choices, violation_cost_s,
-        violation_weight, limit_s,
+        hosts[b], targets, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+        violation_cost_s, violation_weight, limit_s,
     )  # fmt: skip
 
 
@@ -226,8 +300,8 @@ class Search:
         for index in range(len(self.hosts)):
             left_s -= run_schedule_at(
                 self.hosts, index, self.targets[index], schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, schedule.at_once, self.choices,
-                VIOLATION_COST_S, self.violation_weight, left_s,
+                schedule.late, schedule.threshold_qps, schedule.at_once, schedule.interrupts,
+                self.choices, VIOLATION_COST_S, self.violation_weight, left_s,
             )  # fmt: skip
             if left_s < 0.0:
                 return math.inf, int(self.hosts["violations"].sum())

@@ -1,10 +1,11 @@
 """
-A quick schedule for any scenario: lists of jobs first, a short search after.
+A quick schedule for any scenario, and others that are as good.
 
-It is the teacher that every drawn scenario has, and what its episodes are measured by. Which list
-is best (how many jobs side by side, in which order, with how many threads, beside memcached or on
-its vCPUs in the background, and when memcached gets another one) is tried in the simulator, one
-question after the other; then single things are changed as long as that helps.
+It is the teacher that every drawn scenario has, and what its episodes are measured by: a list of
+jobs. Which list is best (how many jobs side by side, in which order, with how many threads, beside
+memcached or on its vCPUs in the background, and when memcached gets another one) is tried in the
+simulator, one question after the other. Often another answer would do as well; who imitates may
+give that one, too, as nobody can tell from what a machine shows which of them happened to win.
 """
 
 import math
@@ -19,15 +20,20 @@ from env.scenario import Scenario
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import EpisodeStart
-from training.evaluation.schedule_search import AFTER, Schedule, Search
+from training.evaluation.schedule_search import Schedule, Search
 
 VIOLATION_PRICE = 10.0
 """What a share of intervals over the SLO costs, as a factor on that share of the whole time. The
 best checkpoint is chosen at this price, too."""
 
 WORTHWHILE = 0.997
-"""A change must cost less than this share of what was; the rest would be chance, and is hard to
-imitate."""
+"""A change must cost less than this share of what was; the rest would be chance."""
+
+AS_GOOD = 1.015
+"""What a list may cost that is taught beside the best, as a factor on that one's."""
+
+MOST_AS_GOOD = 8
+"""How many lists of a scenario are taught at most."""
 
 PATIENCE = 3.0
 """Schedules that take so many times as long as the best so far are not run to their end."""
@@ -38,7 +44,8 @@ class ListChoice:
     """
     What makes a list schedule.
 
-    :param order: of the jobs: by `longest`, by `shortest` work, or by `arrival`
+    :param order: of the jobs: by `longest` work, or by `shortest` work left, which interrupts those
+        with more
     :param at_once: jobs side by side
     :param threads: most threads of a job, as a share of the vCPUs
     :param background: whether jobs use memcached's vCPUs, too
@@ -61,9 +68,7 @@ def write_out(choice: ListChoice, scenario: Scenario, work_s: np.ndarray) -> Sch
     :param work_s: float64[J], of each job alone on one vCPU [s]
     """
     jobs, vcpus = scenario.jobs, scenario.machine.vcpus
-    arrival_s = np.array([job.arrival_s for job in jobs])
-    keys = {"longest": -work_s, "shortest": work_s, "arrival": arrival_s}
-    order = np.lexsort((-work_s, keys[choice.order]))
+    order = np.argsort(work_s if choice.order == "shortest" else -work_s, kind="stable")
     everything, weight = (1 << vcpus) - 1, BACKGROUND if choice.background else NORMAL
     most = max(1, round(choice.threads * vcpus))
     rows = np.zeros((len(jobs), 6), np.int64)
@@ -71,12 +76,13 @@ def write_out(choice: ListChoice, scenario: Scenario, work_s: np.ndarray) -> Sch
         fitting = [count for count in job.threads if count <= most]
         threads = max(fitting, default=min(job.threads))
         row[:] = -1, threads, everything, weight, everything, weight
-    return Schedule(rows, order, 0, choice.served * scenario.load.qps_max, choice.at_once)
+    threshold_qps, interrupts = choice.served * scenario.load.qps_max, choice.order == "shortest"
+    return Schedule(rows, order, 0, threshold_qps, choice.at_once, interrupts)
 
 
 def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
     """
-    What is asked, one question after the other: for each, how its answers change a list.
+    What is asked about a list: for each question, how its answers change the list.
 
     :param scenario: the problem
     """
@@ -91,12 +97,10 @@ def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
         beside_memcached,
         [
             {"order": order, "at_once": count}
-            for order in ("longest", "shortest", "arrival")
+            for order in ("longest", "shortest")
             for count in at_once
         ],
-        [{"threads": share} for share in (0.25, 0.5, 0.75)],
-        beside_memcached,
-        [{"at_once": count} for count in at_once],
+        [{"threads": share} for share in (0.25, 0.5, 0.75, 1.0)],
     ]
 
 
@@ -105,14 +109,14 @@ class QuickSearch:
     The search for a scenario's schedule.
 
     :param factory: the scenario, without drawn physics
-    :param seed: of its training traces and the search
+    :param seed: of its training traces
     :param traces: that a schedule is tried on
     """
 
     def __init__(self, factory: EpisodeFactory, seed: int, traces: int):
         starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, traces, "training")]
         self._scenario = factory.scenario
-        self._search = Search(factory, starts, np.random.default_rng(seed), as_edits=True)
+        self._search = Search(factory, starts, np.random.default_rng(seed))
         self._work_s = factory.profile.job_array(factory.scenario.job_names)[:, WORK_S]
 
     def price(self, schedule: Schedule) -> float:
@@ -125,20 +129,53 @@ class QuickSearch:
         intervals = max(1, int(self._search.hosts["intervals"].sum()))
         return seconds * (1.0 + VIOLATION_PRICE * violations / intervals)
 
-    def best_list(self) -> tuple[float, Schedule]:
-        """The price of the best list schedule [s], and the schedule."""
-        best, price = ListChoice(), math.inf
-        found = write_out(best, self._scenario, self._work_s)
-        for question in questions(self._scenario):
-            asked = best
+    def best(self) -> ListChoice:
+        """The best list: each question is asked once, and two again once all are answered."""
+        best, asked = ListChoice(), questions(self._scenario)
+        price = math.inf
+        for question in (*asked, *asked[:2]):
+            before = best
             for answer in question:
-                choice = replace(asked, **answer)
-                schedule = write_out(choice, self._scenario, self._work_s)
-                costs = self.price(schedule)
+                choice = replace(before, **answer)
+                costs = self.price(self.written(choice))
                 if costs < WORTHWHILE * price:
-                    best, found, price = choice, schedule, costs
+                    best, price = choice, costs
                     self._lose_patience(price)
-        return price, found
+        return best
+
+    def as_good(self, best: ListChoice) -> list[Schedule]:
+        """
+        The schedules of a list and of those as good that answer one question in another way.
+
+        They have its order: half of one and half of another order may be worse than either. Of
+        answers that come to the same, one is enough.
+
+        :param best: the list; its schedule comes first
+        """
+        found = [self.written(best)]
+        prices = [self.price(found[0])]
+        if not math.isfinite(prices[0]):
+            return found  # nobody finishes: all are as bad
+        others: list[tuple[float, int, Schedule]] = []
+        for question in questions(self._scenario):
+            for answer in question:
+                choice = replace(best, **answer)
+                if choice.order != best.order:
+                    continue
+                schedule = self.written(choice)
+                costs = self.price(schedule)
+                if costs <= AS_GOOD * prices[0] and costs not in prices:
+                    prices.append(costs)
+                    others.append((costs, len(others), schedule))
+        return [*found, *(schedule for _, _, schedule in sorted(others)[: MOST_AS_GOOD - 1])]
+
+    def written(self, choice: ListChoice) -> Schedule:
+        """
+        The schedule of a list.
+
+        :param choice: what makes it
+        """
+        return write_out(choice, self._scenario, self._work_s)
 
     def _lose_patience(self, price: float) -> None:
         """Cut episodes off that are far behind a price [s]."""
@@ -146,39 +183,14 @@ class QuickSearch:
         caps_s = self._search.before["duration_s"]
         caps_s[:] = np.minimum(caps_s, last_s + PATIENCE * price)
 
-    def improve(self, price: float, schedule: Schedule, evaluations: int) -> tuple[float, Schedule]:
-        """
-        Change single things of a schedule as long as that is worthwhile.
 
-        :param price: of the schedule [s]
-        :param schedule: to begin with
-        :param evaluations: changes to try
-        """
-        for _ in range(evaluations):
-            changed = self._neighbour(schedule)
-            costs = self.price(changed)
-            if costs < WORTHWHILE * price:
-                price, schedule = costs, changed
-                self._lose_patience(price)
-        return price, schedule
-
-    def _neighbour(self, schedule: Schedule) -> Schedule:
-        """A list that differs in one thing; where one job would wait for another, in `at_once`."""
-        changed = self._search.neighbour(schedule)
-        if (changed.jobs[:, AFTER] >= 0).any():
-            changed.jobs[:, AFTER] = -1
-            changed.at_once = int(self._search.rng.integers(len(changed.jobs))) + 1
-        return changed
-
-
-def quick_schedule(factory: EpisodeFactory, seed: int, traces: int, evaluations: int) -> Schedule:
+def quick_schedules(factory: EpisodeFactory, seed: int, traces: int) -> list[Schedule]:
     """
-    A good schedule of a scenario, found in a fraction of a second.
+    A good schedule of a scenario and others as good, found in a fraction of a second.
 
     :param factory: the scenario, without drawn physics
-    :param seed: of its training traces and the search
+    :param seed: of its training traces
     :param traces: that a schedule is tried on
-    :param evaluations: changes to try after the lists
     """
     search = QuickSearch(factory, seed, traces)
-    return search.improve(*search.best_list(), evaluations)[1]
+    return search.as_good(search.best())

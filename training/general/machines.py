@@ -30,12 +30,12 @@ class Setup:
     A scenario as machines play it.
 
     :param factory: the scenario, and how its episodes differ
-    :param schedule: a good one; what an episode comes to is measured by it
+    :param schedules: good ones; what an episode comes to is measured by the first
     :param layout: of the tokens of all setups
     """
 
-    def __init__(self, factory: EpisodeFactory, schedule: Schedule, layout: Layout):
-        self.factory, self.scenario, self.schedule = factory, factory.scenario, schedule
+    def __init__(self, factory: EpisodeFactory, schedules: Sequence[Schedule], layout: Layout):
+        self.factory, self.scenario, self.schedules = factory, factory.scenario, schedules
         self.tokens = token_table(self.scenario, layout)
         self.edit_of = edits_of(self.tokens.slot_of, layout.slots)
         self.choices = choices_of(self.scenario)
@@ -45,7 +45,7 @@ class Setup:
 @dataclass(frozen=True)
 class Baseline:
     """
-    What the setup's schedule comes to in one episode.
+    What the setup's first schedule comes to in one episode.
 
     :param makespan_s: from the beginning to the last job's end, or to the cap
     :param jct_s: float64[J], each job's time from its arrival to its end, or to the cap
@@ -154,15 +154,15 @@ class Machines:
 
     def baseline(self, index: int) -> Baseline:
         """
-        What the schedule comes to in an episode that has just begun, on a copy of the machine.
+        What the first schedule comes to in an episode that has just begun, on a copy of the host.
 
         :param index: of the machine
         """
         setup, host = self.setup(index), self.hosts[index : index + 1].copy()
-        plan = setup.schedule
+        plan = setup.schedules[0]
         run_schedule_at(
             host, 0, self.targets[index], plan.jobs, plan.order, plan.late, plan.threshold_qps,
-            plan.at_once, setup.choices, 0.0, 0.0, math.inf,
+            plan.at_once, plan.interrupts, setup.choices, 0.0, 0.0, math.inf,
         )  # fmt: skip
         n_jobs, cap_s = len(setup.scenario.jobs), float(host["duration_s"][0])
         ended_s = np.minimum(host["end_s"][0, :n_jobs], cap_s)

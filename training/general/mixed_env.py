@@ -1,7 +1,7 @@
 """
 Machines of many scenarios behind one Stable-Baselines3 `VecEnv`, for PPO and for imitation.
 
-What an episode is worth is said in units of what the scenario's own schedule comes to: the same
+What an episode is worth is said in units of what the scenario's best list comes to: the same
 trace, the same machine, the same random numbers, on a copy of the host. So scenarios of minutes
 and of seconds count the same, and so do calm and busy loads.
 """

@@ -1,4 +1,4 @@
-"""The scenarios that a general policy learns and is chosen on, each with its schedule."""
+"""The scenarios that a general policy learns and is chosen on, each with its schedules."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from env.scenario import Scenario, load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, Variation
 from training.evaluation.schedule_search import Schedule
-from training.general.list_schedules import quick_schedule
+from training.general.list_schedules import quick_schedules
 from training.general.machines import Setup
 from training.processes import process_pool
 from training.recipe import Imitation
@@ -49,7 +49,7 @@ def find_setups(
     imitation: Imitation,
 ) -> list[Setup]:
     """
-    What machines play, with a schedule for each, sought by as many processes as torch has threads.
+    What machines play, with schedules for each, sought by as many processes as torch has threads.
 
     :param scenarios: several are played on hosts of one size, a single one on hosts of its own
     :param layout: room for all of them
@@ -60,25 +60,22 @@ def find_setups(
     """
     padded = len(scenarios) > 1
     search = partial(
-        _schedule_of,
+        _schedules_of,
         padded=padded,
         seed=seed,
         traces=imitation.search_traces,
-        evaluations=imitation.search_evaluations,
     )
     with process_pool(min(torch.get_num_threads(), len(scenarios))) as pool:
-        schedules = list(pool.map(search, scenarios, chunksize=4))
+        found = list(pool.map(search, scenarios, chunksize=4))
     as_drawn = replace(variation, interval_s=None, least_load=None, most_load=None)
     setups = []
-    for scenario, schedule in zip(scenarios, schedules, strict=True):
+    for scenario, schedules in zip(scenarios, found, strict=True):
         differing = as_drawn if is_drawn(scenario.profile) else variation
         factory = EpisodeFactory(scenario, variation=differing, padded=padded)
-        setups.append(Setup(factory, schedule, layout))
+        setups.append(Setup(factory, schedules, layout))
     return setups
 
 
-def _schedule_of(
-    scenario: Scenario, padded: bool, seed: int, traces: int, evaluations: int
-) -> Schedule:
+def _schedules_of(scenario: Scenario, padded: bool, seed: int, traces: int) -> list[Schedule]:
     """What a process of the pool finds for one scenario, without drawn physics."""
-    return quick_schedule(EpisodeFactory(scenario, padded=padded), seed, traces, evaluations)
+    return quick_schedules(EpisodeFactory(scenario, padded=padded), seed, traces)

@@ -1,9 +1,10 @@
 """
-Imitation for many scenarios at once: a teacher for each, one network that follows them all.
+Imitation for many scenarios at once: teachers for each, one network that follows them all.
 
-In rounds, as in `training.imitation`: first the teachers play, then the network does on half of the
-machines, and its teacher says what it should have done (DAgger). Nine decisions of ten keep; of
-those only some are learned from.
+What any of a scenario's teachers would do is right, as they are as good as each other. In rounds,
+as in `training.imitation`: first the teachers play, then the network does on half of the machines,
+and its teachers say what it should have done (DAgger). Nine decisions of ten keep; of those only
+some are learned from.
 """
 
 from typing import Any
@@ -34,36 +35,41 @@ VALUE_WEIGHT = 0.05
 
 @compiled
 def teach_batch(
-    hosts, playing, rows, n_edits, jobs, n_jobs, order, late, threshold_qps, at_once, choices,
-    n_choices, overflow, release, unprobed, edits,
+    hosts, playing, rows, n_edits, jobs, n_jobs, order, late, threshold_qps, at_once, interrupts,
+    n_schedules, choices, n_choices, overflow, release, unprobed, edits,
 ):  # fmt: skip
     """
-    What the teacher of each host's scenario would do (`training.imitation.expert.expert_edit`).
+    What the teachers of each host's scenario would do (`training.imitation.expert.expert_edit`).
 
     :param hosts: structured array[B]
     :param playing: int64[B], the scenario of each host
     :param rows: int64[S, most_edits, 7]
     :param n_edits: int64[S]
-    :param jobs: int64[S, most_jobs, 6], see `training.evaluation.schedule_search.Schedule`
+    :param jobs: int64[S, K, most_jobs, 6], see `training.evaluation.schedule_search.Schedule`
     :param n_jobs: int64[S]
-    :param order: int64[S, most_jobs]
-    :param late: int64[S]
-    :param threshold_qps: float64[S]
-    :param at_once: int64[S]
+    :param order: int64[S, K, most_jobs]
+    :param late: int64[S, K]
+    :param threshold_qps: float64[S, K]
+    :param at_once: int64[S, K]
+    :param interrupts: bool[S, K]
+    :param n_schedules: int64[S], how many of the K there are
     :param choices: int64[S, most_choices, 2]
     :param n_choices: int64[S]
     :param overflow: int64[S], bit masks
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
-    :param edits: int64[B], receives the edits
+    :param edits: int64[B, K], receives the edits; with fewer schedules the first's once more
     """
     for b in range(hosts.shape[0]):
         s = playing[b]
-        edits[b] = expert_edit(
-            hosts[b], rows[s, : n_edits[s]], jobs[s, : n_jobs[s]], order[s, : n_jobs[s]], late[s],
-            threshold_qps[s], at_once[s], choices[s, : n_choices[s]], overflow[s], release,
-            unprobed,
-        )  # fmt: skip
+        for k in range(n_schedules[s]):
+            edits[b, k] = expert_edit(
+                hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]], order[s, k, : n_jobs[s]],
+                late[s, k], threshold_qps[s, k], at_once[s, k], interrupts[s, k],
+                choices[s, : n_choices[s]], overflow[s], release, unprobed,
+            )  # fmt: skip
+        for k in range(n_schedules[s], edits.shape[1]):
+            edits[b, k] = edits[b, 0]
 
 
 class Teachers:
@@ -76,29 +82,35 @@ class Teachers:
 
     def __init__(self, machines: Machines, imitation: Imitation):
         self._machines, self._imitation = machines, imitation
-        schedules = [setup.schedule for setup in machines.setups]
-        choices = [setup.choices for setup in machines.setups]
+        setups = machines.setups
+        schedules = [setup.schedules for setup in setups]
+        n_jobs = [len(some[0].jobs) for some in schedules]
+        shape = (len(setups), max(map(len, schedules)))
+        jobs = np.zeros((*shape, max(n_jobs), 6), np.int64)
+        orders = np.zeros(jobs.shape[:3], np.int64)
+        late, at_once = np.zeros((2, *shape), np.int64)
+        threshold_qps, interrupts = np.zeros(shape), np.zeros(shape, bool)
+        for s, some in enumerate(schedules):
+            for k, one in enumerate(some):
+                jobs[s, k, : n_jobs[s]], orders[s, k, : n_jobs[s]] = one.jobs, one.order
+                late[s, k], at_once[s, k] = one.late, one.at_once
+                threshold_qps[s, k], interrupts[s, k] = one.threshold_qps, one.interrupts
+        choices = [setup.choices for setup in setups]
         self._tables = (
-            stacked([one.jobs for one in schedules]),
-            np.array([len(one.jobs) for one in schedules]),
-            stacked([one.order for one in schedules]),
-            np.array([one.late for one in schedules]),
-            np.array([one.threshold_qps for one in schedules], np.float64),
-            np.array([one.at_once for one in schedules]),
-            stacked(choices),
-            np.array([len(one) for one in choices]),
-            np.array([setup.overflow for setup in machines.setups]),
-        )
-        self._edits = np.zeros(len(machines.hosts), np.int64)
+            jobs, np.array(n_jobs), orders, late, threshold_qps, at_once, interrupts,
+            np.array([len(some) for some in schedules]), stacked(choices),
+            np.array([len(one) for one in choices]), np.array([setup.overflow for setup in setups]),
+        )  # fmt: skip
+        self._edits = np.zeros((len(machines.hosts), shape[1]), np.int64)
 
     def slots(self) -> np.ndarray:
-        """What each machine should do now, int64[B]."""
+        """What each machine might do now, int64[B, K]; by the best schedule, the first."""
         machines, imitation = self._machines, self._imitation
         teach_batch(
             machines.hosts, machines.playing, machines.rows, machines.n_edits, *self._tables,
             imitation.release, imitation.unprobed, self._edits,
         )  # fmt: skip
-        return machines.slot_of[machines.playing, self._edits]
+        return machines.slot_of[machines.playing[:, None], self._edits]
 
 
 def imitate(
@@ -127,10 +139,10 @@ def imitate(
         picked = np.empty(shape, bool)
         for step in range(imitation.n_steps):
             told = teachers.slots()
-            picked[step] = (told != 0) | (rng.random(count) < KEPT)
+            picked[step] = (told[:, 0] != 0) | (rng.random(count) < KEPT)
             chosen[0].append(observations[picked[step]])
             chosen[1].append(told[picked[step]])
-            taken = told.copy()
+            taken = told[:, 0].copy()
             if turn:
                 taken[students] = policy.best(observations[students])
             astray = ~students & (rng.random(count) < imitation.random_edits)
@@ -182,14 +194,14 @@ def fit(
     Fit the policy to all demonstrations so far.
 
     :param policy: what learns
-    :param data: tokens float32[n, size], slots int64[n], returns float32[n], NaN where unknown
+    :param data: tokens float32[n, size], slots int64[n, K], returns float32[n], NaN where unknown
     :param epochs: passes over them
     :param rng: of the order
     :param imitation: its hyperparameters
-    :return: the probability of what was taught, a geometric mean over the last fifty minibatches
+    :return: the probability of any of what was taught, a geometric mean over the last minibatches
     """
     observations, slots, returns = map(torch.from_numpy, data)
-    weights = torch.where(slots == 0, KEEPING_COUNTS / KEPT, 1.0)
+    weights = torch.where(slots[:, 0] == 0, KEEPING_COUNTS / KEPT, 1.0)
     weights /= weights.mean()
     optimiser = torch.optim.Adam(policy.network.parameters(), imitation.learning_rate)
     batches = list(minibatches(len(slots), epochs, imitation.batch_size, rng))
@@ -197,8 +209,7 @@ def fit(
     policy.set_training_mode(True)
     agreed: list[float] = []
     for rows in batches:
-        values, log_probs, _ = policy.evaluate_actions(observations[rows], slots[rows])
-        assert log_probs is not None
+        values, log_probs = policy.evaluate_any(observations[rows], slots[rows])
         known = ~returns[rows].isnan()
         errors = (values[:, 0] - returns[rows])[known]
         value_loss = (errors * errors).sum() / max(len(errors), 1)

@@ -9,7 +9,18 @@ would not have led to, too.
 import numpy as np
 
 from env import action
-from env.codes import BACKGROUND, DONE, KEEP, NORMAL, PENDING, PLACE, SERVICE, START
+from env.codes import (
+    BACKGROUND,
+    DONE,
+    KEEP,
+    NORMAL,
+    PAUSE,
+    PENDING,
+    PLACE,
+    RUNNING,
+    SERVICE,
+    START,
+)
 from env.observation import WORST
 from env.physics.compiled import compiled
 from env.reward import VIOLATION_WEIGHT
@@ -17,13 +28,13 @@ from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import EpisodeStart
 from training.evaluation.schedule_search import (
-    AFTER,
     CORES,
     LATE_CORES,
     LATE_WEIGHT,
     THREADS,
     WEIGHT,
     Schedule,
+    first_jobs,
     general_schedule,
     set_for,
 )
@@ -35,7 +46,7 @@ def _legal_edit(h, rows, kind, job, cores, weight, threads):
     """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
     for edit in range(rows.shape[0]):
         same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
-        same &= kind == START or rows[edit, action.CORES] == cores
+        same &= kind in (START, PAUSE) or rows[edit, action.CORES] == cores
         same &= kind != PLACE or rows[edit, action.WEIGHT] == weight
         same &= kind != START or rows[edit, action.THREADS] == threads
         if same and action.is_legal(h, rows, edit):
@@ -52,15 +63,18 @@ def _up_to(choices, most, qps, threshold_qps):
 
 @compiled
 def expert_edit(
-    h, rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release, unprobed
-):
+    h, rows, jobs, order, late, threshold_qps, at_once, interrupts, choices, overflow, release,
+    unprobed,
+):  # fmt: skip
     """
     The edit that brings a host nearer to a `Schedule`.
 
     The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
     sooner; on a machine whose probe has shown the SLO broken, the threshold falls as the
     worst reading rises, as far as an observation shows it. Where the SLO was broken although
-    memcached had its refuge, it gets more than that, and nothing shares its vCPUs.
+    memcached had its refuge, it gets more than that, and nothing shares its vCPUs. Jobs are paused
+    for shorter ones, where the schedule says so, and where more run than it has side by side:
+    whoever imitates may have started them.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
@@ -69,6 +83,7 @@ def expert_edit(
     :param late: the jobs' last places are for when so many are unfinished, or fewer
     :param threshold_qps: load that memcached's smallest set serves [requests/s]
     :param at_once: jobs that run side by side at most
+    :param interrupts: whether the least work that is left comes first
     :param choices: int64[k, 2], see `training.evaluation.schedule_search.choices_of`
     :param overflow: memcached's largest set, a bit mask
     :param release: see `training.recipe.Imitation`, as the next
@@ -88,23 +103,28 @@ def expert_edit(
         edit = _legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
             return edit
-    unfinished = active = 0
+    unfinished = 0
     for job in range(jobs.shape[0]):
-        if h.job_state[job] != DONE:
-            unfinished += 1
-            active += h.state[job] != PENDING
+        unfinished += h.job_state[job] != DONE
     left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
+    chosen = first_jobs(h, jobs, order, at_once, interrupts)
+    for position in range(order.shape[0] - 1, -1, -1):
+        job = order[position]
+        room = left != 0 or (jobs[job, weight] == BACKGROUND and not strained)  # for those chosen
+        surplus = h.job_state[job] != DONE and h.state[job] == RUNNING and chosen >> job & 1 == 0
+        if room and surplus:
+            edit = _legal_edit(h, rows, PAUSE, job, 0, 0, 0)
+            if edit != KEEP:
+                return edit
     for position in range(order.shape[0]):
         job = order[position]
-        if h.job_state[job] == DONE:
+        if chosen >> job & 1 == 0:
             continue
         if h.state[job] == PENDING:
-            before = jobs[job, AFTER]
-            if active < at_once and (before < 0 or h.job_state[before] == DONE):
-                edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
-                if edit != KEEP:
-                    return edit
+            edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
+            if edit != KEEP:
+                return edit
             continue
         where, how = jobs[job, cores], jobs[job, weight]
         if strained and how == BACKGROUND:
@@ -118,14 +138,14 @@ def expert_edit(
 
 @compiled
 def expert_edits(
-    hosts, rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release, unprobed,
-    edits,
+    hosts, rows, jobs, order, late, threshold_qps, at_once, interrupts, choices, overflow, release,
+    unprobed, edits,
 ):  # fmt: skip
     """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
         edits[b] = expert_edit(
-            hosts[b], rows, jobs, order, late, threshold_qps, at_once, choices, overflow, release,
-            unprobed,
+            hosts[b], rows, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+            overflow, release, unprobed,
         )  # fmt: skip
 
 
@@ -142,6 +162,7 @@ def find_schedule(
     :param imitation: how long to search, and on how many traces
     :return: its mean cost on those traces [s], see `schedule_search.Search.cost`, and the schedule
     """
+    assert imitation.search_evaluations is not None
     count = imitation.search_traces
     starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, count, "training")]
     rng = np.random.default_rng([seed, count])

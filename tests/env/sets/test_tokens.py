@@ -65,14 +65,41 @@ def test_a_job_that_is_done_or_not_there_has_no_token(scenario: Scenario) -> Non
 def test_a_job_without_a_profile_shows_its_run_only(scenario: Scenario) -> None:
     control = control_of(scenario)
     control.state[3], control.cores[3], control.threads[3] = int(JobState.RUNNING), 0b1100, 2
-    control.job_cpu_s[3] = 10.0
+    control.job_cpu_s[2], control.job_cpu_s[3] = 20.0, 10.0
     known = job_of(row_of(control, scenario), 3)
     control.job_known[3] = 0
     unknown = job_of(row_of(control, scenario), 3)
     differ = set(np.flatnonzero(known != unknown).tolist())
-    assert differ == {6, 7, 8, *range(21, 28)}
+    assert differ == {6, 7, 8, 20, 21, *range(23, 30)}
     assert not unknown[sorted(differ)].any()
     assert unknown[9] == pytest.approx(0.5)  # lg of the CPU time
+
+
+def test_jobs_with_a_profile_are_ranked_by_the_work_that_is_left(scenario: Scenario) -> None:
+    control = control_of(scenario)
+    control.job_cpu_s = [10.0, 40.0, 0.0, 90.0, 0.0, 0.0, 0.0]  # of 100 s each
+    control.job_known[1] = 0
+    control.job_state[4] = int(JobState.DONE)
+    row = row_of(control, scenario)
+    ranks = [[round(2.0 ** (4.0 * x)) - 1 for x in job_of(row, job)[20:22]] for job in range(7)]
+    # Of equals, the first counts as shorter; who has no profile, or is done, does not count.
+    assert ranks == [[1, 3], [0, 0], [2, 2], [0, 4], [0, 0], [3, 1], [4, 0]]
+
+
+def test_the_host_counts_who_runs(scenario: Scenario) -> None:
+    control = control_of(scenario)
+    for job, state in ((0, JobState.RUNNING), (1, JobState.RUNNING), (5, JobState.PAUSED)):
+        control.state[job], control.cores[job], control.threads[job] = int(state), 0b1100, 2
+    row = row_of(control, scenario)
+    assert [2.0 ** (4.0 * x) - 1.0 for x in row[15:18]] == pytest.approx([2.0, 1.0, 4.0 / 4.0])
+
+
+def test_it_shows_whether_completion_times_count() -> None:
+    """A network that cannot tell starts the longest first where the shortest should."""
+    together, arriving = map(load_scenario, ("cca-2025", "family-training-0-21"))
+    assert token_table(together, LAYOUT).blank[18] == 0.0
+    assert token_table(arriving, Layout(7, 8)).blank[18] == 1.0
+    assert token_table(together, LAYOUT, arrivals=True).blank[18] == 1.0  # those of a queue
 
 
 def test_use_of_cpu_fades_and_remembers_its_most(scenario: Scenario) -> None:

@@ -332,7 +332,9 @@ def test_json_and_table(tmp_path, capsys):
     assert seeds[0] == seeds[1]
     shown = capsys.readouterr().out
     assert "SIMULATED" in shown
-    assert re.search(r"static: measured, [\d.]+ % violations are to be expected, [\d.]+ to", shown)
+    assert re.search(
+        r"static: on a machine [\d.]+ % violations are to be expected, [\d.]+ to", shown
+    )
     assert content["profile"]["hash"][:12] in shown
     assert len(list(plots.glob("*.png"))) == 2
 

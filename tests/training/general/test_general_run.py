@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import agents
-from env.codes import DONE
+from env.codes import DONE, PAUSED, RUNNING
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation.episodes import EpisodeStart, run_episode
-from training.evaluation.schedule_search import in_turn
+from training.evaluation.schedule_search import AFTER, in_turn
 from training.general.general_run import train_general
+from training.general.list_schedules import AS_GOOD, MOST_AS_GOOD, QuickSearch
 from training.general.machines import Setup
 from training.general.mixed_env import BASELINE_RETURN, MixedVecEnv
 from training.general.setups import drawn_scenarios, find_setups
@@ -29,7 +31,7 @@ ARRIVING = "family-training-0-21"  # 7 jobs that arrive, on 8 vCPUs
 def mixed(names: list[str], count: int, unprofiled: float = 0.0) -> MixedVecEnv:
     """Machines that play some scenarios, measured by plain schedules."""
     setups = [
-        Setup(EpisodeFactory(scenario, padded=True), in_turn(scenario, 3), LAYOUT)
+        Setup(EpisodeFactory(scenario, padded=True), [in_turn(scenario, 3)], LAYOUT)
         for scenario in map(load_scenario, names)
     ]
     return MixedVecEnv(setups, count, seed=1, unprofiled=unprofiled)
@@ -39,7 +41,7 @@ def imitation() -> Imitation:
     found = load_recipe("general").imitation
     assert found is not None
     return found.model_copy(
-        update={"search_traces": 1, "search_evaluations": 6, "n_envs": 16, "n_steps": 60,
+        update={"search_traces": 1, "n_envs": 16, "n_steps": 60,
                 "epochs": (1, 1)}
     )  # fmt: skip
 
@@ -91,7 +93,7 @@ def test_scenarios_of_different_sizes_play_side_by_side() -> None:
     jobs = observations[:, jobs_at : jobs_at + 12 * numbers].reshape(12, 12, numbers)
     unknown = (jobs[:, :, 3:6].any(axis=2)) & (jobs[:, :, 6] == 0.0)
     assert unknown.any()
-    assert not jobs[unknown][:, 21:28].any()  # nothing of a profile is shown
+    assert not jobs[unknown][:, 23:30].any()  # nothing of a profile is shown
     for _ in range(20):
         observations, rewards, _, _ = environments.step(np.zeros(12, np.int64))
         assert np.isfinite(observations).all()
@@ -101,7 +103,7 @@ def test_scenarios_of_different_sizes_play_side_by_side() -> None:
 def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
     scenario = load_scenario("family-training-0-4")  # 7 jobs on 3 vCPUs
     found, _ = find_setups([scenario, scenario], LAYOUT, Variation(), 0, imitation())
-    plain = Setup(EpisodeFactory(scenario), in_turn(scenario, 3), LAYOUT)
+    plain = Setup(EpisodeFactory(scenario), [in_turn(scenario, 3)], LAYOUT)
     environments = MixedVecEnv([plain, found], 8, seed=2)
     environments.reset()
     quick, plainly = [], []
@@ -113,11 +115,45 @@ def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
     teachers, hosts = Teachers(environments.machines, imitation()), environments.machines.hosts
     followed: list[float] = []
     while len(followed) < 8:
-        _, _, dones, infos = environments.step(teachers.slots())
+        _, _, dones, infos = environments.step(teachers.slots()[:, 0])
         followed += [infos[index]["episode_summary"]["makespan_s"] for index in dones.nonzero()[0]
                      if "episode_summary" in infos[index]]  # fmt: skip
     assert (hosts["true_state"] <= DONE).all()
     assert np.mean(followed) < 1.2 * np.mean(quick)
+
+
+def test_what_is_taught_beside_the_best_list_is_as_good() -> None:
+    scenario = load_scenario(ARRIVING)
+    search = QuickSearch(EpisodeFactory(scenario, padded=True), 0, 2)
+    best = search.best()
+    schedules = search.as_good(best)
+    assert 1 < len(schedules) <= MOST_AS_GOOD
+    prices = [search.price(one) for one in schedules]
+    assert max(prices) <= AS_GOOD * prices[0]
+    assert len(set(prices)) == len(prices)
+
+
+def test_a_short_job_interrupts_a_long_one_that_then_goes_on() -> None:
+    """And who follows such a schedule pauses what it does not have side by side."""
+    scenario = load_scenario("family-training-0-15")  # 3 jobs, the first a long one
+    plan = replace(in_turn(scenario, 3), at_once=1)
+    plan.jobs[:, AFTER] = -1
+    jct_s = []
+    for schedule in (plan, replace(plan, interrupts=True)):
+        factory = EpisodeFactory(scenario, padded=True)
+        environments = MixedVecEnv([Setup(factory, [schedule], LAYOUT)], 1, seed=3)
+        machines = environments.machines
+        machines.begin(0, 0, 5, np.random.default_rng(5))
+        jct_s.append(machines.baseline(0).figure_s(scenario))
+        teachers, host = Teachers(machines, imitation()), machines.hosts[0]
+        most, paused, dones = 0, False, np.zeros(1, bool)
+        while not dones[0]:
+            _, _, dones, _ = environments.step(teachers.slots()[:, 0])
+            most = max(most, int((host["state"] == RUNNING).sum()))
+            paused |= bool((host["state"] == PAUSED).any())
+        assert most == 1
+        assert paused == schedule.interrupts
+    assert jct_s[1] < 0.9 * jct_s[0]
 
 
 def test_from_recipe_to_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

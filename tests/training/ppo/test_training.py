@@ -261,6 +261,10 @@ BEST = (RECIPE_FOLDER / "best.yaml").read_text()
         ),
         (lambda text: BEST.replace("[4, 4, 8]", "[]"), "imitation.epochs: .*at least 1"),
         (lambda text: BEST.replace("unprobed: 0.65", "unprobed: 1.5"), "imitation.unprobed: "),
+        (
+            lambda text: BEST.replace("  search_evaluations: 9000\n", ""),
+            "imitation.search_evaluations: needed without scenarios, not allowed with them",
+        ),
     ],
 )
 def test_a_recipe_that_is_none_is_named_in_one_line(change, says, tmp_path):
