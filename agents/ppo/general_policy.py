@@ -41,13 +41,14 @@ class GeneralPolicy(TrainedPolicy):
         :param scenario: the problem; one without jobs will get some later
         :raises InputError: if it has edits that no pointer tells apart
         """
-        self._start(scenario, scenario.has_arrivals or not scenario.jobs)
+        self._arrivals = scenario.has_arrivals or not scenario.jobs
+        self._start(scenario)
 
-    def _start(self, scenario: Scenario, arrivals: bool) -> None:
-        """Begin, where jobs arrive or not."""
+    def _start(self, scenario: Scenario) -> None:
+        """Begin, with jobs that arrive or not."""
         layout = self.checkpoint.layout(scenario)
         self._begin(scenario, profile_work_s(scenario.profile))
-        table = token_table(scenario, layout, arrivals)
+        table = token_table(scenario, layout, self._arrivals)
         self._attention = SingleAttention(self.checkpoint.arrays, table)
         self._offsets = layout.offsets
         # Python's own numbers are faster, one by one.
@@ -62,7 +63,7 @@ class GeneralPolicy(TrainedPolicy):
         :raises InputError: if it has edits that no pointer tells apart
         """
         before, known, first = self._scenario, self._control, self._first
-        self._start(scenario, arrivals=True)
+        self._start(scenario)
         self._first = first
         control = carried_over(known, before, scenario, profile_work_s(scenario.profile))
         for job, state in enumerate(control.desired_state):

@@ -200,12 +200,14 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, nam
 
 
 def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
-    """As where a queue is empty for a while."""
+    """As where a queue is empty for a while; its jobs arrive, and the tokens say so."""
     policy = GeneralPolicy(read_general_checkpoint(path), "general")
     policy.reset(SCENARIO.with_jobs(()))
+    assert policy._blank[18] == 1.0
     for step, jobs in enumerate(((), SCENARIO.jobs[:2], ())):
         scenario = SCENARIO.with_jobs(jobs)
         policy.change_jobs(scenario)
+        assert policy._blank[18] == 1.0
         shown = Telemetry(
             time_s=float(step),
             service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
