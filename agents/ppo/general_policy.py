@@ -42,10 +42,10 @@ class GeneralPolicy(TrainedPolicy):
         :raises InputError: if it has edits that no pointer tells apart
         """
         self._arrivals = scenario.has_arrivals or not scenario.jobs
-        self._start(scenario)
+        self._take_on(scenario)
 
-    def _start(self, scenario: Scenario) -> None:
-        """Begin, with jobs that arrive or not."""
+    def _take_on(self, scenario: Scenario) -> None:
+        """Begin with the scenario's jobs, which may change later; whether jobs arrive does not."""
         layout = self.checkpoint.layout(scenario)
         self._begin(scenario, profile_work_s(scenario.profile))
         table = token_table(scenario, layout, self._arrivals)
@@ -63,7 +63,7 @@ class GeneralPolicy(TrainedPolicy):
         :raises InputError: if it has edits that no pointer tells apart
         """
         before, known, first = self._scenario, self._control, self._first
-        self._start(scenario)
+        self._take_on(scenario)
         self._first = first
         control = carried_over(known, before, scenario, profile_work_s(scenario.profile))
         for job, state in enumerate(control.desired_state):

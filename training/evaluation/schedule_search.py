@@ -19,7 +19,7 @@ import numpy.typing as npt
 from env import action
 from env.allocation import mask_of
 from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PAUSED, PENDING, PLACE, RUNNING
-from env.physics.compiled import compiled
+from env.physics.compiled import callable_from_kernel, compiled
 from env.scenario import MAX_JOBS, Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
@@ -42,8 +42,6 @@ LOOK_AHEAD_S = 0.2
 STAYING = 0.7
 """What counts of the work that is left of a running job, where jobs with less come first. Who is
 nearly as short does not interrupt it: it would be done hardly sooner, and twice something moves."""
-
-_STAYS, _LAST = -1.0, 1e12  # keys of who may not be paused now, and of work that nobody knows
 
 AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
 
@@ -102,20 +100,44 @@ def set_for(choices, qps, threshold_qps):
     return choices[last, 0]
 
 
-@compiled
-def first_jobs(h, jobs, order, at_once, interrupts):
+def turn_of(h, job, interrupts):
     """
-    The jobs that a schedule wants to run now, a bit mask.
+    When it is a job's turn to run: before those of a larger number.
 
     Unless jobs interrupt each other, who runs comes before who is paused, and who is paused before
     who has not begun. A job whose work nobody knows neither interrupts nor is interrupted, and who
     was paused just before may not be paused again.
 
     :param h: a host row
-    :param jobs: int64[J, 6], see `Schedule`, as the next three
-    :param order: int64[J], also of jobs that could run alike
-    :param at_once: number of jobs
+    :param job: index of the job
     :param interrupts: whether the least work that is left comes first
+    :return: -1 for who goes on in any case, infinite for no work that could be compared
+    """
+    pending, unknown = h.state[job] == PENDING, interrupts and h.job_known[job] == 0
+    # Whom the guard or the regulator holds runs as far as a schedule is concerned.
+    runs = not pending and h.desired_state[job] == RUNNING
+    if runs and (unknown or h.now_s - h.paused_at_s[job] < h.pause_dwell_s):
+        return -1.0
+    if unknown:
+        return math.inf
+    if interrupts:
+        return max(h.job_work_s[job] - h.job_cpu_s[job], 0.0) * (STAYING if runs else 1.0)
+    return 0.0 if runs else 2.0 if pending else 1.0
+
+
+callable_from_kernel(turn_of)
+
+
+@compiled
+def first_jobs(h, jobs, order, at_once, interrupts):
+    """
+    The jobs that a schedule wants to run now, a bit mask: those whose turn it is (`turn_of`).
+
+    :param h: a host row
+    :param jobs: int64[J, 6], see `Schedule`, as the next three
+    :param order: int64[J], also of jobs whose turn comes together
+    :param at_once: number of jobs
+    :param interrupts: see `turn_of`
     """
     memory_free = h.memory_mib
     for job in range(jobs.shape[0]):
@@ -130,25 +152,13 @@ def first_jobs(h, jobs, order, at_once, interrupts):
             gone = h.job_state[job] == DONE or h.job_state[job] == NOT_ARRIVED
             if gone or chosen >> job & 1 != 0:
                 continue
-            pending = h.state[job] == PENDING
             waits = before >= 0 and h.job_state[before] != DONE
-            if pending and (waits or h.job_memory_mib[job] > memory_free):
+            too_large = h.job_memory_mib[job] > memory_free
+            if h.state[job] == PENDING and (waits or too_large):
                 continue
-            # Whom the guard or the regulator holds runs as far as a schedule is concerned.
-            runs = not pending and h.desired_state[job] == RUNNING
-            if runs and (
-                (interrupts and h.job_known[job] == 0)
-                or h.now_s - h.paused_at_s[job] < h.pause_dwell_s
-            ):
-                key = _STAYS
-            elif interrupts and h.job_known[job] == 0:
-                key = _LAST
-            elif interrupts:
-                key = max(h.job_work_s[job] - h.job_cpu_s[job], 0.0) * (STAYING if runs else 1.0)
-            else:
-                key = 0.0 if runs else 2.0 if pending else 1.0
-            if key < least:
-                found, least = job, key
+            turn = turn_of(h, job, interrupts)
+            if found < 0 or turn < least:
+                found, least = job, turn
         if found < 0:
             break
         chosen |= 1 << found
@@ -193,7 +203,7 @@ def run_schedule(
     :param late: see `Schedule`
     :param threshold_qps: see `Schedule`, as the next two
     :param at_once: number of jobs
-    :param interrupts: whether the least work that is left comes first
+    :param interrupts: see `turn_of`
     :param choices: int64[k, 2], see `choices_of`
     :param violation_cost_s: of an interval over the SLO [s]
     :param violation_weight: see `Search`

@@ -55,16 +55,11 @@ def find_setups(
     :param layout: room for all of them
     :param variation: how episodes differ; the loads of drawn scenarios differ by themselves
     :param seed: of the schedules' searches
-    :param imitation: how long those are
+    :param imitation: on how many traces they try a schedule
     :raises InputError: if a scenario does not fit the hosts that several are played on
     """
     padded = len(scenarios) > 1
-    search = partial(
-        _schedules_of,
-        padded=padded,
-        seed=seed,
-        traces=imitation.search_traces,
-    )
+    search = partial(_schedules_of, padded=padded, seed=seed, traces=imitation.search_traces)
     with process_pool(min(torch.get_num_threads(), len(scenarios))) as pool:
         found = list(pool.map(search, scenarios, chunksize=4))
     as_drawn = replace(variation, interval_s=None, least_load=None, most_load=None)

@@ -83,7 +83,7 @@ def expert_edit(
     :param late: the jobs' last places are for when so many are unfinished, or fewer
     :param threshold_qps: load that memcached's smallest set serves [requests/s]
     :param at_once: jobs that run side by side at most
-    :param interrupts: whether the least work that is left comes first
+    :param interrupts: see `training.evaluation.schedule_search.Schedule`
     :param choices: int64[k, 2], see `training.evaluation.schedule_search.choices_of`
     :param overflow: memcached's largest set, a bit mask
     :param release: see `training.recipe.Imitation`, as the next

@@ -41,9 +41,8 @@ def imitation() -> Imitation:
     found = load_recipe("general").imitation
     assert found is not None
     return found.model_copy(
-        update={"search_traces": 1, "n_envs": 16, "n_steps": 60,
-                "epochs": (1, 1)}
-    )  # fmt: skip
+        update={"search_traces": 1, "n_envs": 16, "n_steps": 60, "epochs": (1, 1)}
+    )
 
 
 def test_a_return_is_measured_by_the_baseline() -> None:
