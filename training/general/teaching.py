@@ -1,10 +1,11 @@
 """
 Imitation for many scenarios at once: teachers for each, one network that follows them all.
 
-What any of a scenario's teachers would do is right, as they are as good as each other. In rounds,
-as in `training.imitation`: first the teachers play, then the network does on half of the machines,
-and its teachers say what it should have done (DAgger). Nine decisions of ten keep; of those only
-some are learned from.
+What any of a scenario's teachers would do is right, as they are as good as each other; where one of
+them would keep, all do, as what one moves another would move back. In rounds, as in
+`training.imitation`: first the teachers play, then the network does on half of the machines, and
+its teachers say what it should have done (DAgger). Nine decisions of ten keep; of those only some
+are learned from.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from env.codes import KEEP
 from env.physics.compiled import compiled
 from env.sets.pointers import legal_slots
 from training.general.attention_policy import AttentionPolicy
@@ -41,6 +43,8 @@ def teach_batch(
     """
     What the teachers of each host's scenario would do (`training.imitation.expert.expert_edit`).
 
+    Where one of them keeps, all do.
+
     :param hosts: structured array[B]
     :param playing: int64[B], the scenario of each host
     :param rows: int64[S, most_edits, 7]
@@ -68,8 +72,11 @@ def teach_batch(
                 late[s, k], threshold_qps[s, k], at_once[s, k], interrupts[s, k],
                 choices[s, : n_choices[s]], overflow[s], release, unprobed,
             )  # fmt: skip
-        for k in range(n_schedules[s], edits.shape[1]):
-            edits[b, k] = edits[b, 0]
+            if edits[b, k] == KEEP:
+                edits[b] = KEEP
+                break
+        else:
+            edits[b, n_schedules[s] :] = edits[b, 0]
 
 
 class Teachers:

@@ -26,6 +26,7 @@ from training.recipe import Imitation, load_recipe
 
 LAYOUT = Layout(12, 16)
 ARRIVING = "family-training-0-21"  # 7 jobs that arrive, on 8 vCPUs
+OUTLASTING = "family-training-0-28"  # 5 jobs that arrive; one runs on long after the others
 
 
 def mixed(names: list[str], count: int, unprofiled: float = 0.0) -> MixedVecEnv:
@@ -121,6 +122,12 @@ def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
     assert np.mean(followed) < 1.2 * np.mean(quick)
 
 
+def test_the_search_is_patient_enough_for_what_it_finds() -> None:
+    """A mean completion time may be a small part of the time until the last job is done."""
+    search = QuickSearch(EpisodeFactory(load_scenario(OUTLASTING), padded=True), 0, 2)
+    assert np.isfinite(search.price(search.written(search.best())))
+
+
 def test_what_is_taught_beside_the_best_list_is_as_good() -> None:
     scenario = load_scenario(ARRIVING)
     search = QuickSearch(EpisodeFactory(scenario, padded=True), 0, 2)
@@ -130,6 +137,25 @@ def test_what_is_taught_beside_the_best_list_is_as_good() -> None:
     prices = [search.price(one) for one in schedules]
     assert max(prices) <= AS_GOOD * prices[0]
     assert len(set(prices)) == len(prices)
+
+
+def test_who_learns_keeps_where_any_teacher_would() -> None:
+    scenario = load_scenario("family-training-0-4")  # 7 jobs
+    plan = in_turn(scenario, 3)
+    plan.jobs[:, AFTER] = -1
+    narrow, wide = replace(plan, at_once=1), replace(plan, at_once=3)
+    running, told = [], []
+    for schedules in ([wide], [narrow], [narrow, wide], [wide, narrow]):
+        environments = MixedVecEnv([Setup(EpisodeFactory(scenario), schedules, LAYOUT)], 1, seed=3)
+        machines = environments.machines
+        machines.begin(0, 0, 5, np.random.default_rng(5))
+        teachers = Teachers(machines, imitation())
+        for _ in range(6):
+            told.append(teachers.slots()[0].tolist())
+            environments.step(teachers.slots()[:, 0])
+        running.append(int((machines.hosts["state"][0] == RUNNING).sum()))
+    assert running == [3, 1, 1, 1]
+    assert all(0 not in slots or set(slots) == {0} for slots in told)
 
 
 def test_a_short_job_interrupts_a_long_one_that_then_goes_on() -> None:
