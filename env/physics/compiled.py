@@ -3,7 +3,8 @@ One way to compile the simulator, with a cache that edited physics cannot outliv
 
 numba's own cache looks at the file of the function it compiles, not at the functions that
 are inlined from other modules, so a stale kernel could go on paying an old reward. The cache
-folder is therefore named after a fingerprint of every source file of `env`.
+folder is therefore named after a fingerprint of every source file of `env`, and of those of
+`training` that have kernels of their own.
 """
 
 import atexit
@@ -23,19 +24,21 @@ from numba.core import types
 from numba.core.caching import IndexDataCacheFile
 from numba.extending import register_jitable
 
-ENV_FOLDER = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
-def source_fingerprint(folder: Path = ENV_FOLDER) -> str:
+def source_fingerprint(project: Path = PROJECT) -> str:
     """
-    Digest of the names and contents of all Python files below a folder.
+    Digest of the names and contents of all Python files that kernels may be made of.
 
-    :param folder: the folder
+    :param project: the folder of `env` and `training`
     """
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode())
-        digest.update(path.read_bytes())
+    for path in sorted([*project.glob("env/**/*.py"), *project.glob("training/**/*.py")]):
+        name, content = path.relative_to(project), path.read_bytes()
+        if name.parts[0] == "env" or b"import numba" in content or b"compiled import" in content:
+            digest.update(str(name).encode())
+            digest.update(content)
     return digest.hexdigest()[:16]
 
 

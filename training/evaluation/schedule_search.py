@@ -2,11 +2,11 @@
 The best schedule that a long search finds when it knows the whole load trace.
 
 A schedule says, for each job: after which other job it starts, with how many threads, on which
-vCPUs at which weight, and on which vCPUs once few jobs are left; and what load memcached's
-smallest set serves, so that it gets a larger one ahead of time. A list (`training.general`) says,
-too, how many jobs run side by side, and whether they interrupt each other. It runs in the
-simulator's own kernel, with regulator, SLO guard and random numbers; simulated annealing
-(Kirkpatrick, Gelatt, Vecchi 1983) improves it.
+vCPUs at which weight, and on which vCPUs once few jobs are left; and what load memcached's smallest
+set serves, so that it gets a larger one ahead of time. A list (`training.general`) says, too, how
+many jobs run side by side, how many of them in front of the others, and whether they interrupt each
+other. It runs in the simulator's own kernel, with regulator, SLO guard and random numbers;
+simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
 """
 
 import math
@@ -58,6 +58,8 @@ class Schedule:
     :param threshold_qps: load that memcached's smallest set serves [requests/s]; others serve as
         much more as they are larger
     :param at_once: jobs that run side by side at most
+    :param front: of those, how many have the weight that `jobs` says, the others being in the
+        background; who is in front follows from whose turn comes first
     :param interrupts: whether the jobs with the least work left run, and others wait for them even
         if they have begun (shortest remaining time first: Schrage 1968); else who runs goes on
     """
@@ -67,6 +69,7 @@ class Schedule:
     late: int
     threshold_qps: float
     at_once: int = MAX_JOBS
+    front: int = MAX_JOBS
     interrupts: bool = False
 
     def copy(self) -> "Schedule":
@@ -188,8 +191,8 @@ def price_so_far(h, violation_cost_s, violation_weight):
 
 @compiled
 def run_schedule(
-    h, targets, jobs, order, late, threshold_qps, at_once, interrupts, choices, violation_cost_s,
-    violation_weight, limit_s,
+    h, targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
+    violation_cost_s, violation_weight, limit_s,
 ):  # fmt: skip
     """
     Run a schedule to its end, to the time cap, or until it has cost too much.
@@ -203,6 +206,7 @@ def run_schedule(
     :param late: see `Schedule`
     :param threshold_qps: see `Schedule`, as the next two
     :param at_once: number of jobs
+    :param front: see `Schedule`
     :param interrupts: see `turn_of`
     :param choices: int64[k, 2], see `choices_of`
     :param violation_cost_s: of an interval over the SLO [s]
@@ -210,7 +214,7 @@ def run_schedule(
     :param limit_s: what it may cost [s]
     """
     h.wake_on_events = 1
-    price_s = 0.0
+    price_s, in_front = 0.0, (1 << jobs.shape[0]) - 1
     while h.now_s < h.duration_s - SOON_S and not kernel.all_done(h) and price_s <= limit_s:
         soon = h.interval_ends_s - LOOK_AHEAD_S
         load = h.due_qps
@@ -222,6 +226,8 @@ def run_schedule(
             if h.true_state[job] != DONE:
                 unfinished += 1
                 active += h.desired_state[job] == RUNNING
+        if front < at_once:
+            in_front = first_jobs(h, jobs, order, front, interrupts)
         for position in range(order.shape[0]):
             job = order[position]
             before = jobs[job, AFTER]
@@ -232,7 +238,8 @@ def run_schedule(
                 active += 1
             h.desired_threads[job] = jobs[job, THREADS]
             h.desired_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
-            h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
+            weight = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
+            h.desired_weight[job] = weight if in_front >> job & 1 != 0 else BACKGROUND
         if interrupts:
             chosen = first_jobs(h, jobs, order, at_once, interrupts)
             for job in range(jobs.shape[0]):
@@ -252,12 +259,12 @@ def run_schedule(
 
 @compiled
 def run_schedule_at(
-    hosts, b, targets, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+    hosts, b, targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
     violation_cost_s, violation_weight, limit_s,
 ):  # fmt: skip
     """See `run_schedule`; on host b."""
     return run_schedule(
-        hosts[b], targets, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+        hosts[b], targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
         violation_cost_s, violation_weight, limit_s,
     )  # fmt: skip
 
@@ -310,8 +317,8 @@ class Search:
         for index in range(len(self.hosts)):
             left_s -= run_schedule_at(
                 self.hosts, index, self.targets[index], schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, schedule.at_once, schedule.interrupts,
-                self.choices, VIOLATION_COST_S, self.violation_weight, left_s,
+                schedule.late, schedule.threshold_qps, schedule.at_once, schedule.front,
+                schedule.interrupts, self.choices, VIOLATION_COST_S, self.violation_weight, left_s,
             )  # fmt: skip
             if left_s < 0.0:
                 return math.inf, int(self.hosts["violations"].sum())

@@ -2,9 +2,9 @@
 A quick schedule for any scenario, and others that are as good.
 
 It is the teacher that every drawn scenario has, and what its episodes are measured by: a list of
-jobs. Which list is best (how many jobs side by side, with how many threads, beside memcached or on
-its vCPUs in the background, and when memcached gets another one) is tried in the
-simulator, one question after the other. Often another answer would do as well; who imitates may
+jobs. Which list is best (how many jobs side by side, how many of them at normal weight while the
+others fill the background, with how many threads, and when memcached gets another vCPU) is tried in
+the simulator, one question after the other. Often another answer would do as well; who imitates may
 give that one, too, as nobody can tell from what a machine shows which of them happened to win.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from env.codes import BACKGROUND, NORMAL
+from env.codes import NORMAL
 from env.physics.jobs import WORK_S
-from env.scenario import Scenario
+from env.scenario import MAX_JOBS, Scenario
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import EpisodeStart
@@ -46,13 +46,14 @@ class ListChoice:
 
     :param at_once: jobs side by side
     :param threads: most threads of a job, as a share of the vCPUs
-    :param background: whether jobs use memcached's vCPUs, too
+    :param front: of those, how many run at normal weight, where memcached is not; the others are in
+        the background, on memcached's vCPUs, too, and behind those in front
     :param served: load that memcached's smallest set serves, as a share of the largest load
     """
 
     at_once: int = 3
     threads: float = 1.0
-    background: bool = True
+    front: int = 0
     served: float = 0.0
 
 
@@ -70,15 +71,15 @@ def write_out(choice: ListChoice, scenario: Scenario, work_s: np.ndarray) -> Sch
     """
     jobs, vcpus, interrupts = scenario.jobs, scenario.machine.vcpus, scenario.has_arrivals
     order = np.argsort(work_s if interrupts else -work_s, kind="stable")
-    everything, weight = (1 << vcpus) - 1, BACKGROUND if choice.background else NORMAL
+    everything = (1 << vcpus) - 1
     most = max(1, round(choice.threads * vcpus))
     rows = np.zeros((len(jobs), 6), np.int64)
     for row, job in zip(rows, jobs, strict=True):
         fitting = [count for count in job.threads if count <= most]
         threads = max(fitting, default=min(job.threads))
-        row[:] = -1, threads, everything, weight, everything, weight
+        row[:] = -1, threads, everything, NORMAL, everything, NORMAL
     threshold_qps = choice.served * scenario.load.qps_max
-    return Schedule(rows, order, 0, threshold_qps, choice.at_once, interrupts)
+    return Schedule(rows, order, 0, threshold_qps, choice.at_once, choice.front, interrupts)
 
 
 def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
@@ -87,17 +88,25 @@ def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
 
     :param scenario: the problem
     """
-    n_jobs = len(scenario.jobs)
+    n_jobs, sharing = len(scenario.jobs), scenario.regulation.share_service_cores
+    shares = (0.0, 0.35, 0.5, 0.7, 1.0)
     at_once = sorted({min(count, n_jobs) for count in (1, 2, 3, 4, 6, 8, n_jobs)})
+    fronts = (0, 1, 2, 3, 4) if sharing else ()
     beside_memcached = [
-        {"background": background, "served": share}
-        for background in ((True, False) if scenario.regulation.share_service_cores else (False,))
-        for share in (0.0, 0.35, 0.5, 0.7, 1.0)
+        {"front": front, "served": share}
+        for front in ((0, MAX_JOBS) if sharing else (MAX_JOBS,))
+        for share in shares
+    ]
+    side_by_side = [
+        {"at_once": count, "front": front}
+        for count in at_once
+        for front in (*(some for some in fronts if some < count), MAX_JOBS)
     ]
     return [
         beside_memcached,
-        [{"at_once": count} for count in at_once],
+        side_by_side,
         [{"threads": share} for share in (0.25, 0.5, 0.75, 1.0)],
+        [{"served": share} for share in shares],
     ]
 
 
@@ -127,10 +136,10 @@ class QuickSearch:
         return seconds * (1.0 + VIOLATION_PRICE * violations / intervals)
 
     def best(self) -> ListChoice:
-        """The best list: each question is asked once, and two again once all are answered."""
+        """The best list: each question is asked once, and the second again at the end."""
         best, asked = ListChoice(), questions(self._scenario)
         price = math.inf
-        for question in (*asked, *asked[:2]):
+        for question in (*asked, asked[1]):
             before = best
             for answer in question:
                 choice = replace(before, **answer)

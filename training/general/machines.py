@@ -162,7 +162,7 @@ class Machines:
         plan = setup.schedules[0]
         run_schedule_at(
             host, 0, self.targets[index], plan.jobs, plan.order, plan.late, plan.threshold_qps,
-            plan.at_once, plan.interrupts, setup.choices, 0.0, 0.0, math.inf,
+            plan.at_once, plan.front, plan.interrupts, setup.choices, 0.0, 0.0, math.inf,
         )  # fmt: skip
         n_jobs, cap_s = len(setup.scenario.jobs), float(host["duration_s"][0])
         ended_s = np.minimum(host["end_s"][0, :n_jobs], cap_s)

@@ -37,8 +37,8 @@ VALUE_WEIGHT = 0.05
 
 @compiled
 def teach_batch(
-    hosts, playing, rows, n_edits, jobs, n_jobs, order, late, threshold_qps, at_once, interrupts,
-    n_schedules, choices, n_choices, overflow, release, unprobed, edits,
+    hosts, playing, rows, n_edits, jobs, n_jobs, order, late, threshold_qps, at_once, front,
+    interrupts, n_schedules, choices, n_choices, overflow, release, unprobed, edits,
 ):  # fmt: skip
     """
     What the teachers of each host's scenario would do (`training.imitation.expert.expert_edit`).
@@ -55,6 +55,7 @@ def teach_batch(
     :param late: int64[S, K]
     :param threshold_qps: float64[S, K]
     :param at_once: int64[S, K]
+    :param front: int64[S, K]
     :param interrupts: bool[S, K]
     :param n_schedules: int64[S], how many of the K there are
     :param choices: int64[S, most_choices, 2]
@@ -69,7 +70,7 @@ def teach_batch(
         for k in range(n_schedules[s]):
             edits[b, k] = expert_edit(
                 hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]], order[s, k, : n_jobs[s]],
-                late[s, k], threshold_qps[s, k], at_once[s, k], interrupts[s, k],
+                late[s, k], threshold_qps[s, k], at_once[s, k], front[s, k], interrupts[s, k],
                 choices[s, : n_choices[s]], overflow[s], release, unprobed,
             )  # fmt: skip
             if edits[b, k] == KEEP:
@@ -95,16 +96,16 @@ class Teachers:
         shape = (len(setups), max(map(len, schedules)))
         jobs = np.zeros((*shape, max(n_jobs), 6), np.int64)
         orders = np.zeros(jobs.shape[:3], np.int64)
-        late, at_once = np.zeros((2, *shape), np.int64)
+        late, at_once, front = np.zeros((3, *shape), np.int64)
         threshold_qps, interrupts = np.zeros(shape), np.zeros(shape, bool)
         for s, some in enumerate(schedules):
             for k, one in enumerate(some):
                 jobs[s, k, : n_jobs[s]], orders[s, k, : n_jobs[s]] = one.jobs, one.order
-                late[s, k], at_once[s, k] = one.late, one.at_once
+                late[s, k], at_once[s, k], front[s, k] = one.late, one.at_once, one.front
                 threshold_qps[s, k], interrupts[s, k] = one.threshold_qps, one.interrupts
         choices = [setup.choices for setup in setups]
         self._tables = (
-            jobs, np.array(n_jobs), orders, late, threshold_qps, at_once, interrupts,
+            jobs, np.array(n_jobs), orders, late, threshold_qps, at_once, front, interrupts,
             np.array([len(some) for some in schedules]), stacked(choices),
             np.array([len(one) for one in choices]), np.array([setup.overflow for setup in setups]),
         )  # fmt: skip

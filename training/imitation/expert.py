@@ -13,7 +13,6 @@ from env.codes import (
     BACKGROUND,
     DONE,
     KEEP,
-    NORMAL,
     PAUSE,
     PENDING,
     PLACE,
@@ -63,8 +62,8 @@ def _up_to(choices, most, qps, threshold_qps):
 
 @compiled
 def expert_edit(
-    h, rows, jobs, order, late, threshold_qps, at_once, interrupts, choices, overflow, release,
-    unprobed,
+    h, rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices, overflow,
+    release, unprobed,
 ):  # fmt: skip
     """
     The edit that brings a host nearer to a `Schedule`.
@@ -72,9 +71,9 @@ def expert_edit(
     The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
     sooner; on a machine whose probe has shown the SLO broken, the threshold falls as the
     worst reading rises, as far as an observation shows it. Where the SLO was broken although
-    memcached had its refuge, it gets more than that, and nothing shares its vCPUs. Jobs are paused
-    for shorter ones, where the schedule says so, and where more run than it has side by side:
-    whoever imitates may have started them.
+    memcached had its refuge, it gets more than that. Jobs are paused for shorter ones, where the
+    schedule says so, and where more run than it has side by side: whoever imitates may have started
+    them.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
@@ -83,6 +82,7 @@ def expert_edit(
     :param late: the jobs' last places are for when so many are unfinished, or fewer
     :param threshold_qps: load that memcached's smallest set serves [requests/s]
     :param at_once: jobs that run side by side at most
+    :param front: see `training.evaluation.schedule_search.Schedule`
     :param interrupts: see `training.evaluation.schedule_search.Schedule`
     :param choices: int64[k, 2], see `training.evaluation.schedule_search.choices_of`
     :param overflow: memcached's largest set, a bit mask
@@ -94,8 +94,7 @@ def expert_edit(
         threshold_qps *= unprobed
     elif h.worst_p95_us > h.slo_us:
         threshold_qps *= max(h.slo_us / h.worst_p95_us, 1.0 / WORST)
-    strained = h.refuge_p95_us > h.slo_us
-    most = overflow if strained else choices[-1, 0]
+    most = overflow if h.refuge_p95_us > h.slo_us else choices[-1, 0]
     service = _up_to(choices, most, h.qps, threshold_qps)
     if service < h.desired_service:  # sets grow, and so do their bit masks
         service = min(_up_to(choices, most, h.qps / release, threshold_qps), h.desired_service)
@@ -109,9 +108,11 @@ def expert_edit(
     left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
     chosen = first_jobs(h, jobs, order, at_once, interrupts)
+    in_front = first_jobs(h, jobs, order, front, interrupts) if front < at_once else chosen
     for position in range(order.shape[0] - 1, -1, -1):
         job = order[position]
-        room = left != 0 or (jobs[job, weight] == BACKGROUND and not strained)  # for those chosen
+        # For those chosen.
+        room = left != 0 or jobs[job, weight] == BACKGROUND or front < at_once
         surplus = h.job_state[job] != DONE and h.state[job] == RUNNING and chosen >> job & 1 == 0
         if room and surplus:
             edit = _legal_edit(h, rows, PAUSE, job, 0, 0, 0)
@@ -127,8 +128,8 @@ def expert_edit(
                 return edit
             continue
         where, how = jobs[job, cores], jobs[job, weight]
-        if strained and how == BACKGROUND:
-            where, how = (1 << h.n_vcpus) - 1, NORMAL
+        if in_front >> job & 1 == 0:
+            how = BACKGROUND
         if left != 0 or how == BACKGROUND:
             edit = _legal_edit(h, rows, PLACE, job, where, how, 0)
             if edit != KEEP:
@@ -138,13 +139,13 @@ def expert_edit(
 
 @compiled
 def expert_edits(
-    hosts, rows, jobs, order, late, threshold_qps, at_once, interrupts, choices, overflow, release,
-    unprobed, edits,
+    hosts, rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices, overflow,
+    release, unprobed, edits,
 ):  # fmt: skip
     """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
         edits[b] = expert_edit(
-            hosts[b], rows, jobs, order, late, threshold_qps, at_once, interrupts, choices,
+            hosts[b], rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
             overflow, release, unprobed,
         )  # fmt: skip
 

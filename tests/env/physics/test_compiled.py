@@ -13,26 +13,30 @@ import numba
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from env.physics.compiled import ENV_FOLDER, cache_folder, source_fingerprint
+from env.physics.compiled import PROJECT, cache_folder, source_fingerprint
 
-SOURCES = sorted(path.relative_to(ENV_FOLDER) for path in ENV_FOLDER.rglob("*.py"))
+SOURCES = sorted(path.relative_to(PROJECT) for path in PROJECT.glob("env/**/*.py"))
+KERNELS = [Path("training/imitation/expert.py"), Path("training/general/attention_kernels.py")]
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The sources of `env`, to edit."""
-    folder = tmp_path / "env"
-    shutil.copytree(ENV_FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    """The sources of `env` and `training`, to edit."""
+    for name in ("env", "training"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=ignored)
+    return tmp_path
 
 
 def test_the_same_sources_have_the_same_fingerprint(copy: Path) -> None:
     assert source_fingerprint(copy) == source_fingerprint()
-    (copy / "scenarios" / "another.yaml").write_text("name: another\n")
+    (copy / "env" / "scenarios" / "another.yaml").write_text("name: another\n")
     assert source_fingerprint(copy) == source_fingerprint()  # data reaches kernels as arrays
+    (copy / "training" / "more.py").write_text("")
+    assert source_fingerprint(copy) == source_fingerprint()  # no kernel there
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("source", [*SOURCES, *KERNELS], ids=str)
 def test_an_edit_of_any_source_changes_the_fingerprint(copy: Path, source: Path) -> None:
     path = copy / source
     path.write_bytes(path.read_bytes() + b"#")
@@ -41,12 +45,13 @@ def test_an_edit_of_any_source_changes_the_fingerprint(copy: Path, source: Path)
 
 def test_a_new_a_lost_and_a_renamed_source_change_the_fingerprint(copy: Path) -> None:
     seen = {source_fingerprint(copy)}
-    (copy / "more.py").write_text("")
+    folder = copy / "env"
+    (folder / "more.py").write_text("")
     seen.add(source_fingerprint(copy))
-    (copy / "more.py").rename(copy / "less.py")
+    (folder / "more.py").rename(folder / "less.py")
     seen.add(source_fingerprint(copy))
-    (copy / "less.py").unlink()
-    (copy / "reward.py").unlink()
+    (folder / "less.py").unlink()
+    (folder / "reward.py").unlink()
     seen.add(source_fingerprint(copy))
     assert len(seen) == 4
 
@@ -74,7 +79,7 @@ def test_kernels_of_two_scenarios_share_no_symbol() -> None:
     def symbol(scenario: str) -> str:
         line = [sys.executable, "-c", DRAW, scenario]
         return subprocess.run(
-            line, cwd=ENV_FOLDER.parent, capture_output=True, text=True, check=True, timeout=300
+            line, cwd=PROJECT, capture_output=True, text=True, check=True, timeout=300
         ).stdout
 
     # Each by a process of its own, as numba numbers record types within one.
@@ -124,7 +129,7 @@ def test_an_edit_in_another_module_reaches_a_cached_kernel(tmp_path: Path) -> No
     (folder / "physics").mkdir(parents=True)
     for package in (folder, folder / "physics"):
         (package / "__init__.py").write_text("")
-    shutil.copy(ENV_FOLDER / "physics" / "compiled.py", folder / "physics")
+    shutil.copy(PROJECT / "env" / "physics" / "compiled.py", folder / "physics")
     (folder / "physics" / "pay.py").write_text(KERNEL)
 
     def run(rate: float) -> list[str]:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import agents
-from env.codes import DONE, PAUSED, RUNNING
+from env.codes import DONE, NORMAL, PAUSED, RUNNING
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation.episodes import EpisodeStart, run_episode
-from training.evaluation.schedule_search import AFTER, in_turn
+from training.evaluation.schedule_search import AFTER, LATE_WEIGHT, WEIGHT, in_turn
 from training.general.general_run import train_general
 from training.general.list_schedules import AS_GOOD, MOST_AS_GOOD, QuickSearch
 from training.general.machines import Setup
@@ -156,6 +156,30 @@ def test_who_learns_keeps_where_any_teacher_would() -> None:
         running.append(int((machines.hosts["state"][0] == RUNNING).sum()))
     assert running == [3, 1, 1, 1]
     assert all(0 not in slots or set(slots) == {0} for slots in told)
+
+
+def test_who_is_in_front_has_normal_weight_and_the_others_fill_the_background() -> None:
+    scenario = load_scenario("family-report-77-34")  # 8 jobs on 4 vCPUs, some of them memcached's
+    plan = in_turn(scenario, 3)
+    plan.jobs[:, AFTER] = -1
+    plan.jobs[:, WEIGHT] = plan.jobs[:, LATE_WEIGHT] = NORMAL
+    figures = []
+    for front in (0, 1, 3):
+        schedule = replace(plan, at_once=3, front=front)
+        setup = Setup(EpisodeFactory(scenario, padded=True), [schedule], LAYOUT)
+        environments = MixedVecEnv([setup], 1, seed=3)
+        machines = environments.machines
+        machines.begin(0, 0, 5, np.random.default_rng(5))
+        figures.append(machines.baseline(0).figure_s(scenario))
+        teachers, host = Teachers(machines, imitation()), machines.hosts[0]
+        most_running = most_normal = 0
+        for _ in range(100):
+            running = host["state"] == RUNNING
+            most_running = max(most_running, int(running.sum()))
+            most_normal = max(most_normal, int((running & (host["weight"] == NORMAL)).sum()))
+            environments.step(teachers.slots()[:, 0])
+        assert (most_running, most_normal) == (3, front)
+    assert len(set(figures)) == 3
 
 
 def test_a_short_job_interrupts_a_long_one_that_then_goes_on() -> None:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from env.action import KIND
-from env.codes import KEEP, NORMAL, PENDING, RUNNING, START
+from env.codes import KEEP, PENDING, START
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.profile import load_profile
@@ -86,7 +86,7 @@ def test_the_expert_says_what_a_student_who_plays_should_have_done(scenario):
     assert (kinds != KEEP).all() and (kinds == START).any()
 
 
-def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothing():
+def test_where_the_refuge_breaks_the_slo_the_expert_gives_more():
     """Two vCPUs that serve less than the load: nothing that keeps to them holds the SLO."""
     scenario = load_scenario("cca-2025")
     profile = load_profile("cca-2025")
@@ -105,8 +105,5 @@ def test_where_the_refuge_breaks_the_slo_the_expert_gives_more_and_shares_nothin
         demonstrate(environments, schedule, np.random.default_rng(0))
         hosts = environments.hosts
         violated[sets] = hosts["violations"].sum() / hosts["intervals"].sum()
-        strained = hosts["refuge_p95_us"] > hosts["slo_us"]
-        running = hosts["state"][strained] == RUNNING
-        shared = running & (hosts["weight"][strained] != NORMAL)
-        assert strained.any() and shared.sum() <= 0.1 * running.sum()
+        assert (hosts["refuge_p95_us"] > hosts["slo_us"]).any()
     assert violated["overflow"] < 0.5 * violated["refuge"]
