@@ -31,6 +31,8 @@ def source_fingerprint(project: Path = PROJECT) -> str:
     """
     Digest of the names and contents of all Python files that kernels may be made of.
 
+    Those are all of `env`, and of `training` those that import numba or something `compiled`.
+
     :param project: the folder of `env` and `training`
     """
     digest = hashlib.sha256(numba.__version__.encode())

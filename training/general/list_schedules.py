@@ -45,15 +45,15 @@ class ListChoice:
     What makes a list schedule.
 
     :param at_once: jobs side by side
-    :param threads: most threads of a job, as a share of the vCPUs
     :param front: of those, how many run at normal weight, where memcached is not; the others are in
         the background, on memcached's vCPUs, too, and behind those in front
+    :param threads: most threads of a job, as a share of the vCPUs
     :param served: load that memcached's smallest set serves, as a share of the largest load
     """
 
     at_once: int = 3
-    threads: float = 1.0
     front: int = 0
+    threads: float = 1.0
     served: float = 0.0
 
 
@@ -89,13 +89,13 @@ def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
     :param scenario: the problem
     """
     n_jobs, sharing = len(scenario.jobs), scenario.regulation.share_service_cores
-    shares = (0.0, 0.35, 0.5, 0.7, 1.0)
+    loads = (0.0, 0.35, 0.5, 0.7, 1.0)
     at_once = sorted({min(count, n_jobs) for count in (1, 2, 3, 4, 6, 8, n_jobs)})
     fronts = (0, 1, 2, 3, 4) if sharing else ()
     beside_memcached = [
-        {"front": front, "served": share}
+        {"front": front, "served": load}
         for front in ((0, MAX_JOBS) if sharing else (MAX_JOBS,))
-        for share in shares
+        for load in loads
     ]
     side_by_side = [
         {"at_once": count, "front": front}
@@ -106,7 +106,7 @@ def questions(scenario: Scenario) -> list[list[dict[str, Any]]]:
         beside_memcached,
         side_by_side,
         [{"threads": share} for share in (0.25, 0.5, 0.75, 1.0)],
-        [{"served": share} for share in shares],
+        [{"served": load} for load in loads],
     ]
 
 
@@ -181,7 +181,7 @@ class QuickSearch:
         return write_out(choice, self._scenario, self._work_s)
 
     def _lose_patience(self) -> None:
-        """Cut episodes off that are far behind the schedule that was tried last."""
+        """Cut episodes off that are far behind the schedule tried last, the best so far."""
         caps_s = self._search.before["duration_s"]
         caps_s[:] = np.minimum(caps_s, PATIENCE * self._search.hosts["now_s"].max())
 

@@ -111,7 +111,7 @@ def expert_edit(
     in_front = first_jobs(h, jobs, order, front, interrupts) if front < at_once else chosen
     for position in range(order.shape[0] - 1, -1, -1):
         job = order[position]
-        # For those chosen.
+        # Nobody is paused for jobs that could not run in its place.
         room = left != 0 or jobs[job, weight] == BACKGROUND or front < at_once
         surplus = h.job_state[job] != DONE and h.state[job] == RUNNING and chosen >> job & 1 == 0
         if room and surplus:

@@ -151,8 +151,9 @@ def test_who_learns_keeps_where_any_teacher_would() -> None:
         machines.begin(0, 0, 5, np.random.default_rng(5))
         teachers = Teachers(machines, imitation())
         for _ in range(6):
-            told.append(teachers.slots()[0].tolist())
-            environments.step(teachers.slots()[:, 0])
+            slots = teachers.slots()
+            told.append(slots[0].tolist())
+            environments.step(slots[:, 0])
         running.append(int((machines.hosts["state"][0] == RUNNING).sum()))
     assert running == [3, 1, 1, 1]
     assert all(0 not in slots or set(slots) == {0} for slots in told)
