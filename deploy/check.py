@@ -25,7 +25,7 @@ from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs import precedence
 from deploy.jobs.placement import set_policy
 from deploy.jobs.yielding import RunDelay, run_delay
-from deploy.linux import service_process
+from deploy.linux import priority, service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import VcpuClock
@@ -88,6 +88,7 @@ def check(scenario: Scenario, settings: Settings, guardian: Guardian) -> int:
         lambda: folders(settings),
         lambda: period(scenario),
         _clock,
+        _priority,
         lambda: _vcpu_times(scenario, hierarchy),
     ]
     worst = EXIT_OK
@@ -351,6 +352,17 @@ def _clock() -> Iterator[Finding]:
         "timer",
         f"wakes up to {worst:.2f} ms late",
     )
+
+
+def _priority() -> Iterator[Finding]:
+    what = "the loop before other programs"
+    try:
+        priority.go_first()
+        priority.step_back()
+    except OSError as error:
+        yield Finding(WARNING, what, f"no real-time priority: {_reason(error)}")
+    else:
+        yield Finding(OK, what, "real-time priority can be had")
 
 
 def _vcpu_times(scenario: Scenario, hierarchy: Hierarchy | None) -> Iterator[Finding]:

@@ -12,11 +12,13 @@ from types import FrameType
 from typing import Any
 
 from agents.policy import Policy
+from deploy.linux import priority
 from deploy.linux.signals import STOPPING
 from deploy.loop.live_machine import LiveMachine
 from deploy.records.recorder import SCHEDULER, Recorder
 from deploy.safety.fallback import Fallback
 from env.allocation import Allocation
+from env.errors import os_reason
 from env.scenario import Scenario
 from env.telemetry import Telemetry
 
@@ -28,6 +30,8 @@ CHANCES = 3
 
 COOL_OFF_S = 2.0
 """How long the fallback decides after a failure."""
+
+NOT_FIRST = "no real-time priority: polls may come late where memcached never rests"
 
 SAMPLE_EVERY_S = 1.0
 """How often the readings are written down, besides at every change."""
@@ -185,7 +189,10 @@ class Loop:
     ):
         self.machine = machine
         self.guarded = GuardedPolicy(policy, machine.scenario, recorder)
+        self._recorder = recorder
         self._stop = stop
+        self._times_away = 0
+        self._refused = ""
         self._samplers = samplers
         self._sampled_s = -math.inf
         self._scenario = machine.scenario
@@ -193,15 +200,19 @@ class Loop:
 
     def run(self) -> None:
         """Have the jobs made, then decide until all have ended; or until asked to stop."""
-        self._await_readings()
-        for _ in self.machine.prepare():
-            if self._sample_is_due:
-                self._sample(self.machine.telemetry())
-            if self._stop.number:
-                break
-        while not (self.machine.over or self._stop.number):
-            self.step()
-        self._sample(self.machine.telemetry())
+        self._go_first()
+        try:
+            self._await_readings()
+            for _ in self.machine.prepare():
+                if self._sample_is_due:
+                    self._sample(self.machine.telemetry())
+                if self._stop.number:
+                    break
+            while not (self.machine.over or self._stop.number):
+                self.step()
+            self._sample(self.machine.telemetry())
+        finally:
+            priority.step_back()
 
     def step(self) -> None:
         """One decision and the wait for the next."""
@@ -209,6 +220,9 @@ class Loop:
         if machine.scenario is not self._scenario:
             self._scenario = machine.scenario
             guarded.see_jobs(self._scenario)
+        if machine.times_away != self._times_away:  # the guardian may have had it step back
+            self._times_away = machine.times_away
+            self._go_first()
         telemetry, stale = machine.telemetry(), machine.stale
         changes = machine.actuator.changes
         allocation = guarded.decide(telemetry, stale)
@@ -216,6 +230,14 @@ class Loop:
         if self._sample_is_due or machine.actuator.changes != changes:
             self._sample(telemetry)
         machine.advance(telemetry.time_s + guarded.period_s, guarded.wakes)
+
+    def _go_first(self) -> None:
+        try:
+            priority.go_first()
+        except OSError as error:
+            if not self._refused:
+                self._refused = f"{NOT_FIRST} ({os_reason(error)})"
+                self._recorder.event("custom", SCHEDULER, detail=self._refused)
 
     @property
     def _sample_is_due(self) -> bool:

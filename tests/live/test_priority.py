@@ -1,0 +1,88 @@
+"""The loop and its guardian go before all programs of normal priority, and nobody else does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.engines.memcached import Memcached
+from deploy.linux import priority
+from deploy.linux.service_process import thread_ids
+from deploy.records.state import STATE_FILE, read_state
+from tests.live.conftest import PATIENCE, Deployment, assert_as_found
+
+AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+LONG = ["sleep", "100"]
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> None:
+    try:
+        priority.go_first()
+    except OSError:
+        pytest.skip("needs real-time priority")
+    priority.step_back()
+
+
+def await_class(pid: int, wanted: int) -> None:
+    give_up_s = time.monotonic() + 5.0 * PATIENCE
+    while os.sched_getscheduler(pid) != wanted:
+        assert time.monotonic() < give_up_s, os.sched_getscheduler(pid)
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for thread in thread_ids(pid)
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+    ]
+
+
+def test_loop_and_guardian_go_first_and_nobody_else(
+    deploy: Callable[..., Deployment],
+    server: Memcached,
+    scenario_file: Callable[..., Path],
+    groups_file: Path,
+) -> None:
+    scenario = scenario_file(dedup=LONG, radix=LONG)
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
+    run.expect(r"radix start \[")
+    loop = run.process.pid
+    assert os.sched_getscheduler(loop) == AHEAD
+    assert os.sched_getparam(loop).sched_priority == priority.LOWEST
+    others = [thread for thread in thread_ids(loop) if thread != loop]
+    assert {os.sched_getscheduler(thread) for thread in others} <= {os.SCHED_OTHER}
+    state = read_state(run.state)
+    assert state is not None, STATE_FILE
+    jobs = {int(job.key.partition("-")[0]) for job in state.jobs.values()}
+    assert len(jobs) == 2
+    started = set(children(loop))
+    assert jobs <= started
+    assert [os.sched_getscheduler(pid) for pid in started - jobs] == [AHEAD], "the guardian"
+    for pid in (*jobs, *thread_ids(server.pid)):
+        assert os.sched_getscheduler(pid) in (os.SCHED_OTHER, os.SCHED_IDLE)
+
+
+@pytest.mark.survival
+def test_a_loop_that_never_rests_loses_its_priority_until_it_is_back(
+    deploy: Callable[..., Deployment],
+    server: Memcached,
+    scenario_file: Callable[..., Path],
+    groups_file: Path,
+) -> None:
+    run = deploy(
+        *("--policy", str(groups_file), "--runtime", "process"),
+        *("--scenario", str(scenario_file(dedup=["sleep", "6"], radix=["sleep", "7"]))),
+        program=("-m", "tests.live.faults", "policy-is-stuck-in-c"),
+    )
+    run.expect("guardian: memcached has its vCPUs back")
+    await_class(run.process.pid, os.SCHED_OTHER)
+    run.expect("away for")
+    await_class(run.process.pid, AHEAD)
+    assert run.finish() == 0, run.lines
+    assert_as_found(server, run)
