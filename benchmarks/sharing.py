@@ -50,7 +50,7 @@ from env.simulator.load import LoadTrace
 from training.machine import preflight
 from training.machine.pressure import STRESS, Beside
 from training.machine.readings import FOREIGN_LIMIT, requests_served
-from training.machine.testbed import Neighbour, Testbed, Timing, on_time, open_testbed, sleep_until
+from training.machine.testbed import Neighbour, Testbed, Timing, open_testbed, sleep_until
 
 MODES = ("none", "weight", "idle", "equal")
 REST = "rest"
@@ -198,7 +198,6 @@ def slices(
         stack.callback(stats.close)
         clock = ThreadClock(identify(server.pid), time.monotonic())
         stack.callback(clock.close)
-        stack.enter_context(on_time(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK))
         client.row(0)
         found = []
         for index, mode in enumerate(modes, start=1):

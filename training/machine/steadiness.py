@@ -9,7 +9,6 @@ as long as the guest's clock says (ticks of 10 ms, so that many short ones look 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ from deploy.linux.service_process import pin
 from deploy.linux.stats_connection import StatsConnection
 from deploy.load.dynamic_load import Client
 from training.machine.readings import requests_served, stolen_s
-from training.machine.testbed import Testbed, on_time, sleep_until
+from training.machine.testbed import Testbed, sleep_until
 
 POLL_S = 0.025
 SETTLE_S = 0.5
@@ -48,11 +47,10 @@ def watch(
     stats = StatsConnection(server.host, server.port)
     readings = []
     try:
-        with on_time(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK):
-            for poll in range(round(watch_s / POLL_S) + 1):
-                sleep_until(client.start_s + SETTLE_S + poll * POLL_S)
-                time_s, count = requests_served(stats)
-                readings.append((time_s, count, stolen_s(testbed.vcpus)[cores[0]]))
+        for poll in range(round(watch_s / POLL_S) + 1):
+            sleep_until(client.start_s + SETTLE_S + poll * POLL_S)
+            time_s, count = requests_served(stats)
+            readings.append((time_s, count, stolen_s(testbed.vcpus)[cores[0]]))
     finally:
         stats.close()
     return np.array(readings)

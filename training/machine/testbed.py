@@ -44,6 +44,7 @@ from deploy.linux.cgroups import (
     find_hierarchy,
 )
 from deploy.linux.counters import DescendantCounters
+from deploy.linux.priority import ahead
 from deploy.linux.readiness import await_readable
 from deploy.linux.sensors import ThreadClock, VcpuClock
 from deploy.linux.service_process import identify, pin
@@ -263,24 +264,23 @@ class Testbed:
         try:
             children = (client.generator, client.probe.process)
             clocks = [ThreadClock(identify(child.pid), time.monotonic()) for child in children]
-            with on_time(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK):
-                client.row(0)
-                for index, target in enumerate(targets, start=1):
-                    start_s = client.start_s + index * timing.step_s
-                    sleep_until(start_s + timing.warm_s)
-                    before = self._count(stats, clocks, neighbour)
-                    sleep_until(start_s + timing.step_s - 0.01)
-                    after = self._count(stats, clocks, neighbour)
-                    client.row(index)
-                    between = client.probe.between(before.time_s, after.time_s)
-                    late = client.late_ticks[-1]
-                    if after.time_s > start_s + timing.step_s:  # this program was held up
-                        late = 1.0
-                    rows.append(
-                        latency_row(target, between, before, after, cores, self.client_cpu, late)
-                    )
-                    if neighbour is not None:
-                        neighbour.keep_going()
+            client.row(0)
+            for index, target in enumerate(targets, start=1):
+                start_s = client.start_s + index * timing.step_s
+                sleep_until(start_s + timing.warm_s)
+                before = self._count(stats, clocks, neighbour)
+                sleep_until(start_s + timing.step_s - 0.01)
+                after = self._count(stats, clocks, neighbour)
+                client.row(index)
+                between = client.probe.between(before.time_s, after.time_s)
+                late = client.late_ticks[-1]
+                if after.time_s > start_s + timing.step_s:  # this program was held up
+                    late = 1.0
+                rows.append(
+                    latency_row(target, between, before, after, cores, self.client_cpu, late)
+                )
+                if neighbour is not None:
+                    neighbour.keep_going()
         finally:
             client.stop()
             stats.close()
@@ -299,7 +299,7 @@ class Testbed:
         :param connections: of the load
         """
         # Children that inherit the priority are there in time.
-        with on_time(os.SCHED_FIFO):
+        with ahead(children=True):
             return Client(server.host, server.port, trace, self.client_cpu, connections)
 
     def time_job(
@@ -491,6 +491,8 @@ def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
                 f"control groups cannot be written ({error.strerror}); run as root"
             ) from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        # What is measured is in a group that outweighs all others, and so this program.
+        stack.enter_context(ahead())
         testbed = Testbed(hierarchy, outer, service, folder, stack)
         share = testbed.foreign_share()
         if share > BUSY_LIMIT and not despite_load:
@@ -512,21 +514,6 @@ def end_leftovers(hierarchy: Hierarchy) -> None:
             group = JobGroup(hierarchy, PurePosixPath("/") / folder.name, 0)
             ProcessRuntime().sweep([], [group])
             group.remove()
-
-
-@contextlib.contextmanager
-def on_time(policy: int) -> Iterator[None]:
-    """
-    Run this process ahead of all others but the load and its probe, where that is allowed.
-
-    :param policy: SCHED_FIFO, with SCHED_RESET_ON_FORK if children are not to inherit it
-    """
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, policy, os.sched_param(1))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def require_running(runtime: Runtime, instance: Instance) -> None:
