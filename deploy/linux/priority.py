@@ -2,7 +2,8 @@
 Ahead of all programs of normal priority: for who takes little and must not wait.
 
 memcached's group outweighs others (`deploy.jobs.precedence`). On a vCPU that memcached never
-leaves, a loop of normal priority waited for it up to 0.2 s each time (docs/decisions.md).
+leaves, a loop of normal priority waited for it up to 0.2 s each time (docs/decisions.md). All
+threads of a process go first: one that waits with the interpreter's lock keeps the others waiting.
 """
 
 import contextlib
@@ -12,25 +13,27 @@ from collections.abc import Iterator
 LOWEST = 1
 """Of the real-time class SCHED_FIFO: load and probe, which measure, go before loop and guardian."""
 
+AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+"""What a process that is ahead starts, a thread as well as a program, is not."""
+
 
 def go_first() -> None:
     """
-    Put this thread ahead of all others of normal priority; what it starts stays behind.
+    Put all threads of this process ahead of those of normal priority.
 
-    :raises OSError: if it may not
+    :raises OSError: if they may not
     """
-    policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-    os.sched_setscheduler(0, policy, os.sched_param(LOWEST))
+    _set_all("self", AHEAD, LOWEST)
 
 
-def step_back(thread: int = 0) -> None:
+def step_back(pid: int | None = None) -> None:
     """
-    Give a thread normal priority.
+    Give all threads of a process normal priority.
 
-    :param thread: 0 is this one
+    :param pid: the process; None is this one
     :raises OSError: if there is none, or it may not be changed
     """
-    os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+    _set_all("self" if pid is None else str(pid), os.SCHED_OTHER, 0)
 
 
 @contextlib.contextmanager
@@ -42,9 +45,14 @@ def ahead(children: bool = False) -> Iterator[None]:
     """
     before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
-        policy = os.SCHED_FIFO | (0 if children else os.SCHED_RESET_ON_FORK)
-        os.sched_setscheduler(0, policy, os.sched_param(LOWEST))
+        os.sched_setscheduler(0, os.SCHED_FIFO if children else AHEAD, os.sched_param(LOWEST))
     try:
         yield
     finally:
         os.sched_setscheduler(0, before, parameters)
+
+
+def _set_all(process: str, policy: int, priority: int) -> None:
+    for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - names alone
+        with contextlib.suppress(ProcessLookupError):  # a thread may end
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))

@@ -118,7 +118,6 @@ class LiveMachine:
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self._stolen_at_s = self.now_s
-        self.times_away = 0
         self._seen_cpu: Cpu | None = None  # up to here the run delay was read
         self._mean_delay = self._calm_delay = math.inf
         self._slack = True
@@ -354,7 +353,6 @@ class LiveMachine:
         now_s = self.now_s
         span_s, self._polled_s = now_s - self._polled_s, now_s
         if span_s > AWAY_S:
-            self.times_away += 1
             self._recorder.event("custom", SCHEDULER, detail=f"away for {span_s:.2f} s")
             self.actuator.forget_written()
         self.sensor.ask(now_s)  # memcached answers while all else is done

@@ -11,11 +11,11 @@ import pytest
 
 from deploy.engines.memcached import Memcached
 from deploy.linux import priority
+from deploy.linux.priority import AHEAD
 from deploy.linux.service_process import thread_ids
 from deploy.records.state import STATE_FILE, read_state
 from tests.live.conftest import PATIENCE, Deployment, assert_as_found
 
-AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 LONG = ["sleep", "100"]
 
 
@@ -55,8 +55,8 @@ def test_loop_and_guardian_go_first_and_nobody_else(
     loop = run.process.pid
     assert os.sched_getscheduler(loop) == AHEAD
     assert os.sched_getparam(loop).sched_priority == priority.LOWEST
-    others = [thread for thread in thread_ids(loop) if thread != loop]
-    assert {os.sched_getscheduler(thread) for thread in others} <= {os.SCHED_OTHER}
+    for thread in thread_ids(loop):
+        await_class(thread, AHEAD)
     state = read_state(run.state)
     assert state is not None, STATE_FILE
     jobs = {int(job.key.partition("-")[0]) for job in state.jobs.values()}

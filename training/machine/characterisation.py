@@ -155,17 +155,19 @@ def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testb
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # A thread that draws it would keep the interpreter's lock where it waits for a vCPU.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
         bar = progress.add_task("starting")
 
         def advance(seconds: float, what: str) -> None:
-            progress.update(bar, advance=seconds, description=what)
+            progress.update(bar, advance=seconds, description=what, refresh=True)
 
         campaign = Campaign(scenario, mode, store, advance)
         progress.update(bar, total=campaign.expected_s(testbed.vcpus))
         campaign.run(testbed)
         # It may be known well enough before the time is up.
-        progress.update(bar, total=progress.tasks[0].completed, description="measured")
+        done = progress.tasks[0].completed
+        progress.update(bar, total=done, description="measured", refresh=True)
 
 
 def table_of(summary: pd.DataFrame) -> Table:
