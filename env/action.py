@@ -194,13 +194,27 @@ def open_edits(control):
     return word
 
 
+def leaves_none(control):
+    """
+    Whether memcached holds every vCPU, and not because the SLO guard has it do so.
+
+    No job can then have memcached's weight. The regulator would pause it, and the policy, who sees
+    that, would have it go on in another way and ask again.
+
+    :param control: a control row (`env.control`)
+    """
+    return control.guard_level == 0 and control.service == (1 << control.n_vcpus) - 1
+
+
 def may_keep(control):
     """
-    Whether any job runs, or would if the regulator did not hold it, or the guard lets none run.
+    Whether any job runs, or would if the regulator did not hold it, or none can or may.
 
     :param control: a control row (`env.control`)
     """
     if control.guard_level == PAUSED_ALL:
+        return True
+    if control.share_service_cores == 0 and leaves_none(control):
         return True
     for job in range(len(control.state)):
         state = control.state[job]
@@ -227,12 +241,24 @@ def can_serve(control, cores):
     return cores != control.desired_service and not busy and not guarded
 
 
+def gives_weight(rows, edit):
+    """
+    Whether an edit has a job run with memcached's weight.
+
+    :param rows: int64[n_edits, 7], see `EditTable`
+    :param edit: index of the edit
+    """
+    kind = rows[edit, KIND]
+    return (kind == START or kind == PLACE) and rows[edit, WEIGHT] == NORMAL
+
+
 def legal_edits(control, rows, legal):
     """
     Mark the edits that can be carried out now and change something.
 
     The first loop reads one column and has no branches, because it runs at every decision. The
-    places that jobs have already and the edits of memcached's vCPUs are corrected afterwards.
+    places that jobs have already, those that nobody can have and the edits of memcached's vCPUs are
+    corrected afterwards.
 
     :param control: a control row (`env.control`)
     :param rows: int64[n_edits, 7], see `EditTable`
@@ -244,6 +270,10 @@ def legal_edits(control, rows, legal):
     for job in range(len(control.state)):
         if control.desired_place[job] >= 0 and control.desired_state[job] == RUNNING:
             legal[control.desired_place[job]] = 0.0
+    if leaves_none(control):
+        for edit in range(len(rows)):
+            if gives_weight(rows, edit):
+                legal[edit] = 0.0
     for edit in range(1, len(rows)):
         if rows[edit, KIND] != SERVICE:
             break
@@ -263,6 +293,8 @@ def is_legal(control, rows, edit):
     if rows[edit, KIND] == KEEP:
         # Most decisions are answered without asking what else is open.
         return may_keep(control) or open_edits(control) & rows[edit, GATE] != 0
+    if gives_weight(rows, edit) and leaves_none(control):
+        return False
     job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.desired_state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0

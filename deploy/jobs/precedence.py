@@ -23,8 +23,8 @@ from deploy.records.state import Weighing
 from env.errors import InputError, fault
 
 TIMES = 10
-"""How much more memcached's group weighs. On a vCPU that memcached never leaves, the loop's poll
-waits by this factor; at 30 times polls came a period late (docs/decisions.md)."""
+"""How much more memcached's group weighs. On a vCPU that memcached never leaves, a loop that has no
+real-time priority waits by this factor, and so does every other program, such as Docker."""
 
 NICE = -10
 """The nearest to `TIMES` that an autogroup can have: a step is worth 1.25 (sched(7))."""

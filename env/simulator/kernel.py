@@ -28,9 +28,11 @@ from env.simulator.sensing import read_jobs, read_use, sense
 
 callable_from_kernel(
     action.open_edits,
+    action.leaves_none,
     action.may_keep,
     action.can_serve,
     action.is_legal,
+    action.gives_weight,
     action.legal_edits,
     action.apply_edit,
     action.resolve_sets,

@@ -45,8 +45,15 @@ PROBLEMS = {
         service={"core_choices": [[0], [0, 1, 2]], "overflow_cores": []},
     ),
 }
+PROBLEMS["all for memcached"] = PROBLEMS["two vCPUs"].with_changes(
+    service={"core_choices": [[0], [0, 1]], "overflow_cores": []}
+)
+PROBLEMS["all for memcached, no sharing"] = PROBLEMS["all for memcached"].with_changes(
+    regulation={"share_service_cores": False}
+)
 TABLES = {name: edit_table(scenario) for name, scenario in PROBLEMS.items()}
-names = st.sampled_from(sorted(PROBLEMS))
+all_names = st.sampled_from(sorted(PROBLEMS))
+names = st.sampled_from(sorted(name for name in PROBLEMS if not name.startswith("all")))
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -199,7 +206,7 @@ def test_normal_jobs_follow_memcached(name: str, seed: int) -> None:
 # --- the mask ---------------------------------------------------------------------------------
 
 
-@given(names, seeds)
+@given(all_names, seeds)
 def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     for control, _, _ in wander(scenario, table, seed):
@@ -210,6 +217,8 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             for index, job in enumerate(scenario.jobs)
             if control.state[index] in (RUNNING, PAUSED) and control.job_state[index] != DONE
         )
+        none_left = control.service == (1 << control.n_vcpus) - 1
+        shares = scenario.regulation.share_service_cores
         for edit, (kind, job, cores, weight, _) in enumerate(table):
             if kind == KEEP:
                 live = [
@@ -225,6 +234,12 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
                     and held + job.memory_mib <= scenario.machine.memory_mib
                 ]
                 expected = RUNNING in live or not (PAUSED in live or fitting)
+                held_back = any(
+                    control.state[index] == PAUSED and control.desired_state[index] == RUNNING
+                    for index in range(len(scenario.jobs))
+                    if control.job_state[index] != DONE
+                )
+                expected |= held_back or (none_left and not shares)
             elif kind == SERVICE:
                 early = control.now_s - control.grown_at_s < scenario.regulation.service_dwell_s
                 shrinks = control.service & ~cores != 0
@@ -234,6 +249,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             elif kind == START:
                 fits = held + scenario.jobs[job].memory_mib <= scenario.machine.memory_mib
                 expected = control.state[job] == PENDING and fits
+                expected &= weight == BACKGROUND or not none_left
             elif kind == PLACE:
                 same = (control.desired_set[job], control.desired_weight[job]) == (cores, weight)
                 rested = control.now_s - control.moved_at_s[job]
@@ -242,6 +258,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
                     and not same
                     and rested >= scenario.regulation.move_dwell_s
                 )
+                expected &= weight == BACKGROUND or not none_left
             else:
                 rested = control.now_s - control.paused_at_s[job]
                 expected = (
@@ -269,7 +286,7 @@ def test_memory_is_free_again_as_soon_as_a_job_has_ended() -> None:
 
 
 @settings(max_examples=20)
-@given(names, seeds)
+@given(all_names, seeds)
 def test_an_illegal_edit_changes_nothing_and_is_counted(name: str, seed: int) -> None:
     scenario, table = PROBLEMS[name], TABLES[name]
     for control, legal, _ in wander(scenario, table, seed, decisions=12):

@@ -57,7 +57,7 @@ def test_two_edits_of_one_name_are_refused() -> None:
         slots_of(doubled, edit_table(doubled), Slots(20, 17))
 
 
-@pytest.mark.parametrize("name", ["cca-2025", "cca-2025-exclusive"])
+@pytest.mark.parametrize("name", ["cca-2025", "cca-2025-exclusive", "local"])
 @pytest.mark.parametrize("layout", [Layout(7, 4), ROOMY])
 def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> None:
     factory = EpisodeFactory(load_scenario(name))
