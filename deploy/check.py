@@ -25,7 +25,7 @@ from deploy.deployment import EXIT_FAILED, EXIT_OK
 from deploy.jobs import precedence
 from deploy.jobs.placement import set_policy
 from deploy.jobs.yielding import RunDelay, run_delay
-from deploy.linux import priority, service_process
+from deploy.linux import service_process, standing
 from deploy.linux.cgroups import Hierarchy, JobGroup, job_groups_beside
 from deploy.linux.counters import CpiSensor, why_not_counted
 from deploy.linux.sensors import VcpuClock
@@ -357,8 +357,8 @@ def _clock() -> Iterator[Finding]:
 def _priority() -> Iterator[Finding]:
     what = "the loop before other programs"
     try:
-        priority.go_first()
-        priority.step_back()
+        standing.go_first()
+        standing.step_back()
     except OSError as error:
         yield Finding(WARNING, what, f"no real-time priority: {_reason(error)}")
     else:

@@ -22,7 +22,7 @@ from deploy.assembly import (
     steered,
     usable_hierarchy,
 )
-from deploy.linux import oom, service_process
+from deploy.linux import service_process, standing
 from deploy.linux.cgroups import Hierarchy
 from deploy.linux.group_sensor import GroupSensor
 from deploy.linux.helpers import helper_command
@@ -81,7 +81,7 @@ def run(
         _require_open_end(policy, scenario)
     policy.reset(scenario)
     require(scenario, settings)
-    oom.spare()
+    standing.spare()
     listeners: list[Callable[[Event], None]] = [] if settings.view else [_print_event]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

@@ -208,7 +208,7 @@ def leaves_none(control):
 
 def may_keep(control):
     """
-    Whether any job runs, or would if the regulator did not hold it, or none can or may.
+    Whether a job runs, or would if the regulator did not hold it; or whether none can, or may.
 
     :param control: a control row (`env.control`)
     """

@@ -26,7 +26,7 @@ from deploy.jobs.runtimes import (
     JobFailedError,
     RuntimeUnavailableError,
 )
-from deploy.linux import oom
+from deploy.linux import standing
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
 from deploy.records import proof
 from env.allocation import Weight
@@ -155,7 +155,7 @@ class DockerRuntime:
             "mem_limit": f"{job.memory_mib}m",
             "memswap_limit": f"{job.memory_mib}m",
             "pids_limit": PIDS_LIMIT,
-            "oom_score_adj": oom.FIRST,
+            "oom_score_adj": standing.KILLED_FIRST,
             "mounts": [
                 sdk().types.Mount(
                     proof.MOUNTED_AT, str(proof.proof_file(attempt.folder)), type="bind"

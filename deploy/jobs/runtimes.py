@@ -19,7 +19,7 @@ from typing import Protocol
 
 from deploy.jobs import gate
 from deploy.jobs.placement import GroupPlacement, Placement, TaskPlacement, session_members
-from deploy.linux import oom
+from deploy.linux import standing
 from deploy.linux.cgroups import JobGroup, members
 from deploy.linux.service_process import identify, stat_fields
 from deploy.records import proof
@@ -195,7 +195,7 @@ class ProcessRuntime:
             if attempt.group is not None:
                 attempt.group.limit_processes(PIDS_LIMIT)
                 attempt.group.join(process.pid)
-            oom.sacrifice(process.pid)
+            standing.sacrifice(process.pid)
             placement.set_weight(weight)
             placement.set_cores(cores)
             # Before it works: a loop that takes over must find it.

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from deploy.linux import oom, realtime
+from deploy.linux import realtime, standing
 from deploy.linux.helpers import helper_command
 from deploy.linux.readiness import await_readable
 from deploy.load.mix import DEFAULT, GET, SET, Mix, add_mix_options, answers_in, mix_of
@@ -397,7 +397,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     complaint = realtime.hold(arguments.cpu, PRIORITY)
     if complaint:
         print(f"coretide: probe: {complaint}", file=sys.stderr)
-    oom.spare()
+    standing.spare()
     gc.disable()  # nothing here makes cycles, and a collection would be a pause
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         _Prober(host, port, mix_of(arguments)).run()

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from agents.policy import Policy
-from deploy.linux import priority
+from deploy.linux import standing
 from deploy.linux.signals import STOPPING
 from deploy.loop.live_machine import LiveMachine
 from deploy.records.recorder import SCHEDULER, Recorder
@@ -214,7 +214,7 @@ class Loop:
                 self.step()
             self._sample(self.machine.telemetry())
         finally:
-            priority.step_back()
+            standing.step_back()
 
     def step(self) -> None:
         """One decision and the wait for the next."""
@@ -237,7 +237,7 @@ class Loop:
             return
         self._first_s = self.machine.polled_s
         try:
-            priority.go_first()
+            standing.go_first()
         except OSError as error:
             if not self._refused:
                 self._refused = f"{NOT_FIRST} ({os_reason(error)})"

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.linux import machine_lock, oom, priority
+from deploy.linux import machine_lock, standing
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import STOPPING
 from deploy.records import terminal
@@ -241,14 +241,14 @@ def _reason(error: Exception) -> str:
 def _guard(reader: int) -> None:
     for number in STOPPING:  # they are for the loop
         signal.signal(number, signal.SIG_IGN)
-    oom.spare()
+    standing.spare()
     loop = os.getppid()
     state_file = _orders(reader)
     if state_file is None:
         return
     state = LastState(state_file)
     with contextlib.suppress(OSError):  # it acts a little later
-        priority.go_first()
+        standing.go_first()
 
     ready_to_read = select.poll()
     ready_to_read.register(reader, select.POLLIN)
@@ -275,7 +275,7 @@ def _guard(reader: int) -> None:
         if not ready:
             if os.getppid() == loop:  # no longer does it keep others from a vCPU
                 with contextlib.suppress(OSError):
-                    priority.step_back(loop)
+                    standing.step_back(loop)
             _rescue("the loop is silent", state, beats)
         patience_s = BEAT_LIMIT_S if ready else None
 

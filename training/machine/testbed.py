@@ -44,11 +44,11 @@ from deploy.linux.cgroups import (
     find_hierarchy,
 )
 from deploy.linux.counters import DescendantCounters
-from deploy.linux.priority import ahead
 from deploy.linux.readiness import await_readable
 from deploy.linux.sensors import ThreadClock, VcpuClock
 from deploy.linux.service_process import identify, pin
 from deploy.linux.signals import held
+from deploy.linux.standing import ahead
 from deploy.linux.stats_connection import StatsConnection
 from deploy.load import generator
 from deploy.load.dynamic_load import Client

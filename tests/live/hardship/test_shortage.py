@@ -13,7 +13,7 @@ import pytest
 from deploy.assembly import usable_hierarchy
 from deploy.engines import memcached
 from deploy.jobs.runtimes import PIDS_LIMIT
-from deploy.linux import oom
+from deploy.linux import standing
 from deploy.linux.cgroups import JobGroup, find_groups
 from tests.live.conftest import (
     PATIENCE,
@@ -85,9 +85,9 @@ def test_a_wide_fork_bomb_is_limited_and_ended(
 
 def may_spare() -> bool:
     """Whether this user may; root may not everywhere."""
-    program = "from deploy.linux import oom; oom.spare(); print(oom._now())"
+    program = "from deploy.linux import standing; standing.spare(); print(standing._now())"
     said = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
-    return int(said) == oom.SPARED
+    return int(said) == standing.SPARED
 
 
 def test_the_kernel_takes_a_job_before_what_serves(deploy, server, scenario_file, groups_file):
@@ -98,10 +98,10 @@ def test_the_kernel_takes_a_job_before_what_serves(deploy, server, scenario_file
     adjusted = {pid: score_adjustment(pid) for pid in (run.process.pid, *children(run.process.pid))}
     serves = {pid for pid in adjusted if "deploy.py" in name_of(pid) or "--raw" in name_of(pid)}
     assert len(serves) == 3  # the loop, its guardian, the probe
-    assert {adjusted[pid] for pid in serves} == {oom.SPARED if may_spare() else 0}
+    assert {adjusted[pid] for pid in serves} == {standing.SPARED if may_spare() else 0}
     jobs = adjusted.keys() - serves
     assert len(jobs) >= 4
-    assert {adjusted[pid] for pid in jobs} == {oom.FIRST}
+    assert {adjusted[pid] for pid in jobs} == {standing.KILLED_FIRST}
     assert score_adjustment(os.getpid()) == 0
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from deploy.engines.memcached import Memcached
-from deploy.linux import priority
-from deploy.linux.priority import AHEAD
+from deploy.linux import standing
 from deploy.linux.service_process import thread_ids
+from deploy.linux.standing import AHEAD
 from deploy.records.state import STATE_FILE, read_state
 from tests.live.conftest import PATIENCE, Deployment, assert_as_found
 
@@ -22,10 +22,10 @@ LONG = ["sleep", "100"]
 @pytest.fixture(autouse=True)
 def allowed() -> None:
     try:
-        priority.go_first()
+        standing.go_first()
     except OSError:
         pytest.skip("needs real-time priority")
-    priority.step_back()
+    standing.step_back()
 
 
 def await_class(pid: int, wanted: int) -> None:
@@ -54,7 +54,7 @@ def test_loop_and_guardian_go_first_and_nobody_else(
     run.expect(r"radix start \[")
     loop = run.process.pid
     assert os.sched_getscheduler(loop) == AHEAD
-    assert os.sched_getparam(loop).sched_priority == priority.LOWEST
+    assert os.sched_getparam(loop).sched_priority == standing.LOWEST
     for thread in thread_ids(loop):
         await_class(thread, AHEAD)
     state = read_state(run.state)

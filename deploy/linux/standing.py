@@ -1,0 +1,102 @@
+"""
+Where a process stands with the kernel: whom it runs first, whom it kills first for want of memory.
+
+**Priority** is for who takes little and must not wait. memcached's group outweighs others
+(`deploy.jobs.precedence`); on a vCPU that memcached never leaves, a loop of normal priority waited
+for it up to 0.2 s each time (docs/decisions.md). All threads of a process go first: one that waits
+with the interpreter's lock keeps the others waiting.
+
+**When the machine's memory runs out** a job is killed first, and the loop last of all.
+
+The guardian uses this file: it needs the standard library alone.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+LOWEST = 1
+"""Of the real-time class SCHED_FIFO: load and probe, which measure, go before loop and guardian."""
+
+AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+"""What a process that is ahead starts, a thread as well as a program, is not."""
+
+SPARED, KILLED_FIRST = -900, 500
+"""What the kernel adds to the thousandths of the memory that a process takes."""
+
+
+def go_first() -> None:
+    """
+    Put all threads of this process ahead of those of normal priority.
+
+    :raises OSError: if they may not
+    """
+    _set_all("self", AHEAD, LOWEST)
+
+
+def step_back(pid: int | None = None) -> None:
+    """
+    Give all threads of a process normal priority.
+
+    :param pid: the process; None is this one
+    :raises OSError: if there is none, or it may not be changed
+    """
+    _set_all("self" if pid is None else str(pid), os.SCHED_OTHER, 0)
+
+
+@contextlib.contextmanager
+def ahead(children: bool = False) -> Iterator[None]:
+    """
+    Put this thread ahead for a while, where that is allowed.
+
+    :param children: whether what it starts meanwhile is ahead, too
+    """
+    before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO if children else AHEAD, os.sched_param(LOWEST))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, before, parameters)
+
+
+def spare() -> None:
+    """Protect this process and what it forks; without the right to, nothing changes."""
+    with contextlib.suppress(OSError):
+        _write("self", SPARED)
+
+
+def sacrifice(pid: int) -> None:
+    """
+    Have a job die before those that serve.
+
+    :param pid: its first process, before it has started others
+    :raises OSError: if it is gone
+    """
+    _write(pid, KILLED_FIRST)
+
+
+def expose() -> None:
+    """Take the protection from this process, which has it from its parent."""
+    with contextlib.suppress(OSError):
+        if _now() < 0:
+            _write("self", 0)
+
+
+def _set_all(process: str, policy: int, priority: int) -> None:
+    for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - names alone
+        with contextlib.suppress(ProcessLookupError):  # a thread may end
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+
+def _now() -> int:
+    return int(_file("self").read_text(encoding="utf-8"))
+
+
+def _file(whose: int | str) -> Path:
+    return Path(f"/proc/{whose}/oom_score_adj")
+
+
+def _write(whose: int | str, adjustment: int) -> None:
+    _file(whose).write_text(str(adjustment), encoding="utf-8")
