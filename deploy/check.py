@@ -205,12 +205,10 @@ def _moves(scenario: Scenario, who: tuple[Identity, ...]) -> Finding:
                     service_process.pin(one.pid, cores)
             finally:
                 service_process.restore(one, had[one])
-        named = sum(len(service_process.worker_ids(one.pid)) for one in who)
     except OSError as error:
         return Finding(FAULT, what, f"cannot be set: {_reason(error)}")
     held = {cores for threads in had.values() for cores in threads.values()}
-    apart = f"{named} workers apart" if named else "its workers have no names and stay together"
-    return Finding(OK, what, f"can be set, {apart}; it has {sorted(held)}")
+    return Finding(OK, what, f"can be set; it has {sorted(held)}")
 
 
 def _goes_first(hierarchy: Hierarchy, record: ServiceRecord, who: tuple[Identity, ...]) -> Finding:

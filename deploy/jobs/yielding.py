@@ -60,7 +60,7 @@ def run_delay(who: Identity, address: tuple[str, int], group: JobGroup | None) -
     :raises OSError: if nothing can be put into the background, or memcached does not answer
     """
     may = os.sched_getaffinity(0)
-    cores = may.intersection(set().union(*affinities(who.pid).values())) or may
+    cores = may.intersection(*map(set, affinities(who.pid).values())) or may
     with contextlib.ExitStack() as stack:
         os.sched_setaffinity(0, may - cores or may)  # our questions keep memcached waiting, too
         stack.callback(os.sched_setaffinity, 0, may)

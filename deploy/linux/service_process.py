@@ -1,22 +1,18 @@
 """
 memcached's process: who it is, and on which vCPUs its threads run.
 
-All threads are moved, not the main one alone: its workers are where the work is. Where it can be,
-each worker gets a vCPU of its own, as the kernel may leave several on one (docs/live.md).
+All threads are moved, not the main one alone: its workers are where the work is.
 """
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 MEMCACHED, NUTCRACKER = b"memcached\n", b"nutcracker\n"
 """What the kernel calls the programs that serve."""
-
-WORKER = "mc-worker"
-"""What memcached calls its workers, at least since 1.6.18. Older versions name no threads."""
 
 ROUNDS = 5
 """How often the threads are listed again until no new one appears."""
@@ -176,79 +172,22 @@ def pin(pid: int, cores: Iterable[int]) -> None:
     Move all threads of a process, and read back that they have moved.
 
     :param pid: the process
-    :param cores: its vCPUs from now on; memcached's workers divide them as `shares` says
+    :param cores: the vCPUs of all its threads from now on
     :raises OSError: if there is no such process, or the machine does not let it have them
     """
+    wanted = set(cores)
     moved: set[int] = set()
     for _ in range(ROUNDS):
-        places = _places(pid, sorted(set(cores)))
-        new = places.keys() - moved
+        new = [thread for thread in thread_ids(pid) if thread not in moved]
         if not new:
             return
         for thread in new:
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, places[thread])
-                if os.sched_getaffinity(thread) != set(places[thread]):
-                    raise OSError(f"thread {thread} of {pid} may not run on {places[thread]}")
-        moved |= new
+                os.sched_setaffinity(thread, wanted)
+                if os.sched_getaffinity(thread) != wanted:
+                    raise OSError(f"thread {thread} of {pid} may not run on {sorted(wanted)}")
+            moved.add(thread)
     raise OSError(f"process {pid} starts threads faster than they can be moved")
-
-
-def worker_ids(pid: int) -> list[int]:
-    """
-    The workers of memcached, in the order in which they were started.
-
-    :param pid: the process
-    :return: none where its threads have no names of their own
-    :raises OSError: if there is no such process
-    """
-    return [thread for thread in sorted(thread_ids(pid)) if _is_worker(pid, thread)]
-
-
-def is_pinned(pid: int, cores: Iterable[int]) -> bool:
-    """
-    Whether all threads of a process are where `pin` puts them.
-
-    :param pid: the process
-    :param cores: its vCPUs
-    :raises OSError: if there is no such process
-    """
-    places = _places(pid, sorted(set(cores)))
-    return all(places.get(thread, held) == held for thread, held in affinities(pid).items())
-
-
-def shares(workers: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """
-    The vCPUs of each of memcached's workers.
-
-    Fewer workers than vCPUs get neighbouring vCPUs each, which siblings are on most VMs. More get
-    one vCPU each, as many on one as on the other, and those that are left over get all.
-
-    :param workers: how many there are
-    :param cores: the vCPUs of all together, in rising order
-    """
-    many = len(cores)
-    if workers < many:
-        return [
-            tuple(cores[k * many // workers : (k + 1) * many // workers]) for k in range(workers)
-        ]
-    even = workers - workers % many
-    return [(cores[k % many],) for k in range(even)] + [tuple(cores)] * (workers - even)
-
-
-def _places(pid: int, cores: list[int]) -> dict[int, tuple[int, ...]]:
-    """By thread, the vCPUs that it is to have of those of the process."""
-    places = dict.fromkeys(thread_ids(pid), tuple(cores))
-    apart = worker_ids(pid)
-    return places | dict(zip(apart, shares(len(apart), cores), strict=True))
-
-
-def _is_worker(pid: int, thread: int) -> bool:
-    try:
-        name = Path(f"/proc/{pid}/task/{thread}/comm").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended
-        return False
-    return name.startswith(WORKER)
 
 
 def restore(who: Identity, original: dict[int, tuple[int, ...]]) -> None:

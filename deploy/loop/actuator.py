@@ -257,10 +257,10 @@ class Actuator:
 
     def look_after_service(self) -> None:
         """Have memcached moved again if somebody else has moved it, as a kubelet may."""
-        written = self._service_written
+        written = set(self._service_written)
         for one in self._service if written else ():
             with contextlib.suppress(OSError):  # it may be gone
-                if not service_process.is_pinned(one.pid, written):
+                if os.sched_getaffinity(one.pid) != written:
                     self._service_written = ()
 
     def apply(self, allocation: Allocation) -> None:

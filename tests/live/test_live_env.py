@@ -166,7 +166,7 @@ def test_a_reset_in_mid_episode_begins_anew(make, load, tmp_path):
     assert_no_groups(first)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     everywhere = tuple(sorted(os.sched_getaffinity(0)))
-    assert service_process.is_pinned(load.pid, everywhere)
+    assert set(service_process.affinities(load.pid).values()) == {everywhere}
     mask = env.unwrapped.action_mask()
     assert all(mask[edit_named(env, f"start {job}")] for job in JOBS)
     assert fresh[7] == 0.0  # no edit yet since the load was first seen
