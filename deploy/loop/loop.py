@@ -31,8 +31,10 @@ CHANCES = 3
 COOL_OFF_S = 2.0
 """How long the fallback decides after a failure."""
 
-FIRST_EVERY_S = 1.0
-NOT_FIRST = "no real-time priority: polls may come late where memcached never rests"
+PRIORITY_EVERY_S = 1.0
+"""How often real-time priority is asked for again."""
+
+NO_PRIORITY = "no real-time priority: polls may come late where memcached never rests"
 
 SAMPLE_EVERY_S = 1.0
 """How often the readings are written down, besides at every change."""
@@ -192,7 +194,7 @@ class Loop:
         self.guarded = GuardedPolicy(policy, machine.scenario, recorder)
         self._recorder = recorder
         self._stop = stop
-        self._first_s = -math.inf
+        self._prioritised_s = -math.inf
         self._refused = ""
         self._samplers = samplers
         self._sampled_s = -math.inf
@@ -233,14 +235,14 @@ class Loop:
 
     def _go_first(self) -> None:
         """Every second: threads come, and the guardian has a loop that is silent step back."""
-        if self.machine.polled_s - self._first_s < FIRST_EVERY_S:
+        if self.machine.polled_s - self._prioritised_s < PRIORITY_EVERY_S:
             return
-        self._first_s = self.machine.polled_s
+        self._prioritised_s = self.machine.polled_s
         try:
             standing.go_first()
         except OSError as error:
             if not self._refused:
-                self._refused = f"{NOT_FIRST} ({os_reason(error)})"
+                self._refused = f"{NO_PRIORITY} ({os_reason(error)})"
                 self._recorder.event("custom", SCHEDULER, detail=self._refused)
 
     @property

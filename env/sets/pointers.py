@@ -151,7 +151,7 @@ def legal_slots(tokens, layout, legal):
         has = vcpus_at + vcpu * n_vcpu
         legal[1 + vcpu] = tokens[has + 1]
         none_left = none_left and tokens[has] == tokens[has + 5]
-    apart = 0.0 if none_left else 1.0
+    apart = 0.0 if none_left else 1.0  # whether a job can have memcached's weight
     at = 1 + n_vcpus
     for job in range(n_jobs):
         own, core = jobs_at + job * n_job, at + CORE

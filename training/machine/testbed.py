@@ -491,7 +491,7 @@ def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
                 f"control groups cannot be written ({error.strerror}); run as root"
             ) from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        # What is measured is in a group that outweighs all others, and so this program.
+        # The group of what is measured outweighs all others, this program too.
         stack.enter_context(ahead())
         testbed = Testbed(hierarchy, outer, service, folder, stack)
         share = testbed.foreign_share()

@@ -12,8 +12,7 @@ import pytest
 from deploy.engines.memcached import Memcached
 from deploy.linux import standing
 from deploy.linux.service_process import thread_ids
-from deploy.linux.standing import AHEAD
-from deploy.records.state import STATE_FILE, read_state
+from deploy.records.state import read_state
 from tests.live.conftest import PATIENCE, Deployment, assert_as_found
 
 LONG = ["sleep", "100"]
@@ -53,17 +52,18 @@ def test_loop_and_guardian_go_first_and_nobody_else(
     run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
     run.expect(r"radix start \[")
     loop = run.process.pid
-    assert os.sched_getscheduler(loop) == AHEAD
+    assert os.sched_getscheduler(loop) == standing.AHEAD
     assert os.sched_getparam(loop).sched_priority == standing.LOWEST
     for thread in thread_ids(loop):
-        await_class(thread, AHEAD)
+        await_class(thread, standing.AHEAD)
     state = read_state(run.state)
-    assert state is not None, STATE_FILE
+    assert state is not None
     jobs = {int(job.key.partition("-")[0]) for job in state.jobs.values()}
     assert len(jobs) == 2
     started = set(children(loop))
     assert jobs <= started
-    assert [os.sched_getscheduler(pid) for pid in started - jobs] == [AHEAD], "the guardian"
+    (guardian,) = started - jobs
+    assert os.sched_getscheduler(guardian) == standing.AHEAD
     for pid in (*jobs, *thread_ids(server.pid)):
         assert os.sched_getscheduler(pid) in (os.SCHED_OTHER, os.SCHED_IDLE)
 
@@ -83,6 +83,6 @@ def test_a_loop_that_never_rests_loses_its_priority_until_it_is_back(
     run.expect("guardian: memcached has its vCPUs back")
     await_class(run.process.pid, os.SCHED_OTHER)
     run.expect("away for")
-    await_class(run.process.pid, AHEAD)
+    await_class(run.process.pid, standing.AHEAD)
     assert run.finish() == 0, run.lines
     assert_as_found(server, run)
