@@ -54,7 +54,7 @@ class Client:
     :param port: memcached's TCP port
     :param trace: the load; the probe's requests are part of it
     :param cpu: the vCPU of both
-    :param connections: of the load; the probe has one more
+    :param connections: of the load; the probe has its own
     :param mix: what both ask for
     :raises InputError: if one of them cannot start
     """

@@ -1,5 +1,9 @@
 """
-A latency probe: about 1000 requests a second on a connection of its own, from a process of its own.
+A latency probe: about 1000 requests a second on connections of its own, from a process of its own.
+
+memcached deals connections to its worker threads in turn, and one worker may wait for a vCPU where
+another does not. So the probe has several connections and asks on them in turn: on one alone it
+would see what a single worker does.
 
 A latency counts from the moment the request was due, whether or not it could be sent then; what
 is not answered within `LIMIT_S` counts as that late. So a stall is seen at its full length, where
@@ -24,6 +28,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,19 +42,24 @@ from env.errors import InputError, exit_on_bad_input, os_reason
 from env.inputs.commandline import OneLineParser, address, whole_number
 
 RATE_QPS = 1000.0
+CONNECTIONS = 12
+"""As many for each worker where memcached has 1, 2, 3, 4, 6 or 12 of them."""
+
 LIMIT_S = 0.25
 RETRY_S = 0.02
 WAITS_S = 0.001
-"""A request that has had no answer for longer is told of while it waits: about an SLO."""
+"""A request that has had no answer for longer is told of once while it waits: about an SLO."""
 
 PRIORITY = 3
 """Above the load generator's: it shares the vCPU and must not delay the probe's clock."""
 
 RECORD = struct.Struct("dff?")
 """When a request was due, on the monotonic clock [s], its latency [s], how much of that is the
-probe's own, who was late to send it [s], and whether it was a SET. Of the oldest one that still
-waits, the time so far, below zero: without that nobody could tell a silent memcached from a probe
-that does not run."""
+probe's own, who was late to send it [s], and whether it was a SET. Of one that still waits, the
+time so far, below zero: without that nobody could tell a silent memcached from a probe that does
+not run."""
+
+Record = tuple[float, float, float, bool]
 
 
 class Probe:
@@ -67,12 +77,15 @@ class Probe:
 
     def __init__(self, host: str, port: int, cpu: int, keep_s: float = 1.0, mix: Mix = DEFAULT):
         self.keep_s = keep_s
-        self._records: deque[tuple[float, float, float, bool]] = deque()
+        self._records: deque[Record] = deque()  # by when they were due
+        self._fresh: deque[Record] = deque()  # since `late_lately` was asked, as they came
+        # How late they were sent, of requests that wait and have been told of, by when they were
+        # due [s]; and those of them that count as late already.
+        self._waiting: dict[float, float] = {}
+        self._late: set[float] = set()
         self._rest = b""
-        self._told_s = time.monotonic()
         self._heard_s = 0.0
-        # The oldest request without an answer, as last told.
-        self._waiting = (0.0, 0.0, 0.0, False)
+        self._latest_s = 0.0  # the latest moment that a record speaks of
         options = ["--raw", "--memcached", f"{host}:{port}", "--cpu", str(cpu), *mix.options()]
         self.process = subprocess.Popen(
             helper_command("deploy.load.probe", *options),
@@ -98,20 +111,33 @@ class Probe:
         if whole:
             self._heard_s = time.monotonic()
         for record in RECORD.iter_unpack(self._rest[:whole]):
-            if record[1] < 0.0:
-                self._waiting = record
-            else:
-                self._records.append(record)
+            self._take(record)
         self._rest = self._rest[whole:]
         forgotten_s = time.monotonic() - self.keep_s
-        while self._records and self._records[0][0] < forgotten_s:
-            self._records.popleft()
+        for kept in (self._records, self._fresh):
+            while kept and kept[0][0] < forgotten_s:
+                kept.popleft()
         return alive
+
+    def _take(self, record: Record) -> None:
+        due_s, late_s, own_s, _ = record
+        # What is given up, or lost with its connection, does not tell the time.
+        self._latest_s = max(self._latest_s, due_s + (abs(late_s) if late_s < LIMIT_S else 0.0))
+        if late_s < 0.0:
+            self._waiting[due_s] = own_s
+            return
+        self._waiting.pop(due_s, None)
+        self._fresh.append(record)
+        later = []
+        while self._records and self._records[-1][0] > due_s:
+            later.append(self._records.pop())
+        self._records.append(record)
+        self._records.extend(reversed(later))
 
     @property
     def known_until_s(self) -> float:
         """Every request due before this moment was answered or counted as late [monotonic s]."""
-        return self._records[-1][0] if self._records else 0.0
+        return min(self._waiting, default=max(0.0, self._latest_s - WAITS_S))
 
     def between(self, start_s: float, end_s: float) -> list[float]:
         """
@@ -147,7 +173,7 @@ class Probe:
         own = [own_s > realtime.LATE_S for _, _, own_s, _ in self._due(start_s, end_s)]
         return sum(own) / max(1, len(own))
 
-    def _due(self, start_s: float, end_s: float) -> Iterator[tuple[float, float, float, bool]]:
+    def _due(self, start_s: float, end_s: float) -> Iterator[Record]:
         """The records of a stretch of time, the latest first; older ones are not looked at."""
         recent = itertools.takewhile(lambda record: record[0] >= start_s, reversed(self._records))
         return (record for record in recent if record[0] < end_s)
@@ -163,19 +189,17 @@ class Probe:
         :param limit_s: what is late [s]
         """
         count = late = 0
-        for due_s, late_s, own_s, _ in reversed(self._records):
-            if due_s <= self._told_s:
-                break
+        for due_s, late_s, own_s, _ in self._fresh:
+            if due_s in self._late:
+                self._late.remove(due_s)
+                continue
             count += 1
             late += late_s - own_s > limit_s
-        self._told_s = max(self._told_s, self.known_until_s)
-        due_s, waited_s, own_s, _ = self._waiting
-        if due_s > self.known_until_s:
-            until_s = due_s - waited_s - limit_s
-            unanswered = int(RATE_QPS * (until_s - max(self._told_s, due_s + own_s)))
-            if unanswered > 0:
-                self._told_s = until_s
-                return count + unanswered, late + unanswered
+        self._fresh.clear()
+        for due_s, own_s in self._waiting.items():
+            if due_s not in self._late and self._latest_s - due_s - own_s > limit_s:
+                self._late.add(due_s)
+                count, late = count + 1, late + 1
         return count, late
 
     @property
@@ -204,6 +228,69 @@ class Probe:
             self.process.stdout.close()
 
 
+@dataclass
+class _Asked:
+    """A request: when it was due, how late it was sent [s], what it is, and if it is done with."""
+
+    due_s: float
+    own_s: float
+    is_set: bool
+    measured: bool = False
+
+
+class _Line:
+    """One of the probe's connections, and the requests on it that have no answer, oldest first."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.waiting: deque[_Asked] = deque()
+        self._rest = b""
+
+    def connect(self, address: tuple[str, int]) -> None:
+        """
+        Connect.
+
+        :param address: host and port
+        :raises OSError: if nobody answers
+        """
+        self.socket = socket.create_connection(address, LIMIT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+
+    def send(self, text: bytes) -> None:
+        """
+        Send a request.
+
+        :param text: all of it
+        :raises OSError: if the connection has gone, or does not take it whole
+        """
+        if self.socket is None or self.socket.send(text) != len(text):
+            raise BrokenPipeError
+
+    def answered(self) -> list[_Asked]:
+        """
+        The requests whose answers have come.
+
+        :raises OSError: if the connection has gone
+        """
+        part = self.socket.recv(65536) if self.socket is not None else b""
+        if not part:
+            raise BrokenPipeError
+        text = self._rest + part
+        gets, sets, failed, end = answers_in(text)
+        self._rest = text[end:]
+        count = min(gets + sets + failed, len(self.waiting))
+        return [self.waiting.popleft() for _ in range(count)]
+
+    def hang_up(self) -> None:
+        """Close the connection, and wait for nothing."""
+        self.waiting.clear()
+        self._rest = b""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+
 class _Prober:
     """
     The probing process's loop.
@@ -216,13 +303,12 @@ class _Prober:
     def __init__(self, host: str, port: int, mix: Mix):
         self._address = (host, port)
         self._requests = itertools.cycle(mix.draw(np.random.default_rng()))
-        self._socket: socket.socket | None = None
+        self._lines = [_Line() for _ in range(CONNECTIONS)]
+        self._turn = itertools.cycle(self._lines)
+        # Requests that may still have to be told of as waiting, and as late, oldest first.
+        self._untold: deque[_Asked] = deque()
+        self._in_time: deque[_Asked] = deque()
         self._retry_at_s = 0.0
-        self._rest = b""
-        # When the unanswered requests were due, how late they were sent and whether they are SETs;
-        # the first `_late` of them count as late already.
-        self._waiting: deque[tuple[float, float, bool]] = deque()
-        self._late = 0
         self._out = bytearray()
 
     def run(self) -> None:
@@ -234,90 +320,78 @@ class _Prober:
         os.set_blocking(sys.stdout.fileno(), False)
         due_s = time.monotonic()
         while True:
-            due_s += random.expovariate(RATE_QPS)
-            while (left_s := due_s - time.monotonic()) > 0:
-                self._receive(left_s)
-            self._send(due_s)
-            self._count_late()
-            self._tell_waiting()
+            answering = self._await(due_s)
+            now_s = time.monotonic()
+            # All that is due is sent, and all that waits is told of, before an answer is: so who
+            # reads of an answer at a moment has read of every request due before it.
+            while due_s <= now_s:
+                self._send(due_s)
+                due_s += random.expovariate(RATE_QPS)
+            self._tell_waiting(now_s)
+            for line in answering:
+                self._receive(line, now_s)
             self._hand_over()
 
+    def _await(self, until_s: float) -> list[_Line]:
+        """Wait for answers, or for time to pass; the connections that have some."""
+        left_s = until_s - time.monotonic()
+        if left_s <= 0.0:
+            return []
+        asked = {line.socket.fileno(): line for line in self._lines if line.waiting and line.socket}
+        return [asked[file] for file in await_readable(asked, left_s)]
+
     def _send(self, due_s: float) -> None:
-        request = next(self._requests)
-        self._waiting.append((due_s, time.monotonic() - due_s, request.operation == SET))
-        if self._socket is None:
+        request, line = next(self._requests), next(self._turn)
+        asked = _Asked(due_s, time.monotonic() - due_s, request.operation == SET)
+        for queue in (line.waiting, self._untold, self._in_time):
+            queue.append(asked)
+        if line.socket is None:
             self._connect()
-        if self._socket is None:
-            self._lose()
-            return
         try:
-            if self._socket.send(request.text) != len(request.text):
-                self._lose()
+            line.send(request.text)
         except OSError:
-            self._lose()
+            self._lose(line)
 
-    def _receive(self, left_s: float) -> None:
-        """Wait for an answer, or for time to pass."""
-        if self._socket is None or not self._waiting:
-            time.sleep(left_s)
-            return
-        if not await_readable([self._socket.fileno()], left_s):
-            return
+    def _receive(self, line: _Line, now_s: float) -> None:
         try:
-            part = self._socket.recv(65536)
+            for asked in line.answered():
+                self._measure(asked, min(now_s - asked.due_s, LIMIT_S))
         except OSError:
-            part = b""
-        now_s = time.monotonic()
-        if not part:
-            self._lose()
-            return
-        text = self._rest + part
-        gets, sets, failed, end = answers_in(text)
-        self._rest = text[end:]
-        for _ in range(min(gets + sets + failed, len(self._waiting))):
-            due_s, own_s, is_set = self._waiting.popleft()
-            if self._late:
-                self._late -= 1
-            else:
-                self._report(due_s, min(now_s - due_s, LIMIT_S), own_s, is_set)
+            self._lose(line)
 
-    def _count_late(self) -> None:
-        now_s = time.monotonic()
-        while self._late < len(self._waiting):
-            due_s, own_s, is_set = self._waiting[self._late]
-            if now_s - due_s <= LIMIT_S:
-                return
-            self._report(due_s, LIMIT_S, own_s, is_set)
-            self._late += 1
+    def _tell_waiting(self, now_s: float) -> None:
+        """Tell of the requests that wait for an answer, and count those that wait for too long."""
+        while self._untold and now_s - self._untold[0].due_s > WAITS_S:
+            asked = self._untold.popleft()
+            if not asked.measured:
+                self._report(asked, asked.due_s - now_s)
+        while self._in_time and now_s - self._in_time[0].due_s > LIMIT_S:
+            self._measure(self._in_time.popleft(), LIMIT_S)
 
-    def _tell_waiting(self) -> None:
-        if self._late < len(self._waiting):
-            due_s, own_s, is_set = self._waiting[self._late]
-            waited_s = time.monotonic() - due_s
-            if waited_s - own_s > WAITS_S:
-                self._report(due_s, -waited_s, own_s, is_set)
-
-    def _lose(self) -> None:
+    def _lose(self, line: _Line) -> None:
         """The connection has gone: no answer to what was sent will come."""
-        for due_s, own_s, is_set in list(self._waiting)[self._late :]:
-            self._report(due_s, LIMIT_S, own_s, is_set)
-        self._waiting.clear()
-        self._late, self._rest = 0, b""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        for asked in line.waiting:
+            self._measure(asked, LIMIT_S)
+        line.hang_up()
 
     def _connect(self) -> None:
+        """Connect all that are not, one after another, so that memcached deals them in turn."""
         if time.monotonic() < self._retry_at_s:
             return
         self._retry_at_s = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError):
-            self._socket = socket.create_connection(self._address, LIMIT_S)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setblocking(False)
+            for line in self._lines:
+                if line.socket is None:
+                    line.connect(self._address)
 
-    def _report(self, due_s: float, late_s: float, own_s: float, is_set: bool) -> None:
-        self._out += RECORD.pack(due_s, late_s, own_s, is_set)
+    def _measure(self, asked: _Asked, late_s: float) -> None:
+        """A latency is known; whatever comes of the request later does not count again."""
+        if not asked.measured:
+            asked.measured = True
+            self._report(asked, late_s)
+
+    def _report(self, asked: _Asked, late_s: float) -> None:
+        self._out += RECORD.pack(asked.due_s, late_s, asked.own_s, asked.is_set)
 
     def _hand_over(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,6 +273,81 @@ def test_who_is_silent_is_late_at_once_but_a_probe_that_does_not_run_blames_nobo
         os.kill(stopped, signal.SIGCONT)
     assert 100 < late[0] < 250
     assert late[1] < 50  # others use this machine, too
+
+
+@contextlib.contextmanager
+def half_of_the_connections(behind: memcached.Memcached, late_s: float) -> Iterator[int]:
+    """
+    A port whose every other connection passes answers on late, as if its worker had no vCPU.
+
+    :param behind: who answers
+    :param late_s: by how much [s]
+    """
+
+    def serve(caller: socket.socket, pause_s: float) -> None:
+        answerer = socket.create_connection((behind.host, behind.port))
+        with caller, answerer:
+            threading.Thread(target=_pass_on, args=(caller, answerer, 0.0), daemon=True).start()
+            _pass_on(answerer, caller, pause_s)
+
+    def accept() -> None:
+        for number in itertools.count():
+            with contextlib.suppress(OSError):
+                caller, _ = listener.accept()
+                pause_s = late_s * (number % 2)
+                threading.Thread(target=serve, args=(caller, pause_s), daemon=True).start()
+                continue
+            return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, pause_s: float) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(65536):
+            time.sleep(pause_s)
+            sink.sendall(part)
+
+
+def test_a_slow_worker_is_seen_whichever_connection_it_serves(server: memcached.Memcached) -> None:
+    """memcached deals connections to its workers in turn; here one of two is slow."""
+    with half_of_the_connections(server, 0.1) as port:
+        probe = Probe("127.0.0.1", port, realtime.last_cpu(), keep_s=60.0)
+        try:
+            start_s = time.monotonic() + 0.5
+            wait_for(probe, start_s)
+            probe.late_lately(0.05)
+            wait_for(probe, start_s + 1.0)
+            count, late = probe.late_lately(0.05)
+            seen = probe.between(start_s, start_s + 1.0)
+        finally:
+            probe.stop()
+    assert 0.4 < sum(one > 0.05 for one in seen) / len(seen) < 0.6
+    assert np.quantile(seen, 0.4) < 0.05 < np.quantile(seen, 0.6)
+    assert 0.4 < late / count < 0.6
+
+
+def test_a_late_answer_is_counted_once_before_it_comes(
+    probe: Probe, server: memcached.Memcached
+) -> None:
+    wait_for(probe, time.monotonic())
+    probe.late_lately(0.02)
+    start_s = probe.known_until_s
+    os.kill(server.pid, signal.SIGSTOP)
+    time.sleep(0.15)
+    probe.poll()
+    count, late = probe.late_lately(0.02)
+    os.kill(server.pid, signal.SIGCONT)
+    wait_for(probe, start_s + 0.5)
+    end_s = probe.known_until_s
+    count, late = count + (more := probe.late_lately(0.02))[0], late + more[1]
+    due = probe.between(start_s, end_s)
+    assert late > 100
+    assert late == pytest.approx(sum(one > 0.02 for one in due), abs=5)
+    assert count == pytest.approx(len(due), abs=5)
 
 
 def test_what_is_never_answered_counts_as_late(probe: Probe, server: memcached.Memcached) -> None:
