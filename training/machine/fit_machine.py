@@ -8,9 +8,9 @@ parameter that the measurements did not narrow down keeps its prior, and says so
 profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-but no more than `RECOVERS` of what it serves on its largest set once it is overloaded: a memcached
-that has fallen behind serves less than before, and under a larger load would never catch up after
-a hiccup. The SLO is the geometric mean of its p95 there alone and beside batch work of its own
+but no more than the knee on its largest set, as beyond that no allocation keeps p95 low, nor than
+`RECOVERS` of what it serves there once it is overloaded: a memcached that has fallen behind serves
+less than before, and under a larger load would never catch up after a hiccup. The SLO is the geometric mean of its p95 there alone and beside batch work of its own
 weight. Where a disturbed sweep shows no knee, the largest throughput stands for it. A shared host's
 speed changes within a minute, and the scans for the largest throughput are from other minutes than
 the sweeps: where they show an earlier knee, it counts, and p95 alone is as much higher as theirs.
@@ -427,6 +427,9 @@ def local_load(
     if most > RECOVERS * served:
         most = RECOVERS * served
         chosen = f"{RECOVERS:g} of the {served:,.0f}/s that its largest set serves when overloaded"
+    refuge = _knee(_medians(_on_largest_set(own)))
+    if most > refuge:
+        most, chosen = refuge, f"the knee on its largest set, {refuge:,.0f}/s"
     alone = own[own["beside"] == ALONE].groupby("cores")
     fast = min(_p95_us(curve, most) for _, curve in alone)
     if slowed:
@@ -471,13 +474,18 @@ def _largest_throughput(own: pd.DataFrame) -> float:
 
 def _overloaded_qps(own: pd.DataFrame) -> float:
     """What memcached alone serves on its largest set past saturation; inf if that was not seen."""
-    alone = own[own["beside"] == ALONE]
-    largest = trusted(alone[alone["cores"] == alone["cores"].max()], ["target_qps"])
+    largest = trusted(_on_largest_set(own), ["target_qps"])
     medians = largest.groupby("target_qps")["achieved_qps"].median()
     served = medians.index[medians >= SATURATED * medians.index]
     # A load below one that was served is not past saturation: something disturbed it.
     past = medians[medians.index > served.max()] if len(served) else medians
     return float(past.median()) if len(past) else math.inf
+
+
+def _on_largest_set(own: pd.DataFrame) -> pd.DataFrame:
+    """The points of memcached alone with as many vCPUs as it was measured with at most."""
+    alone = own[own["beside"] == ALONE]
+    return alone[alone["cores"] == alone["cores"].max()]
 
 
 def _medians(curve: pd.DataFrame) -> pd.Series:

@@ -320,6 +320,22 @@ def test_the_largest_load_is_one_that_memcached_recovers_under(scenario: Scenari
     assert local_load(never, NO_SCANS, 2)[0] > most, "a set that was never overloaded sets no limit"
 
 
+def test_the_largest_load_is_one_that_the_largest_set_serves_well(scenario: Scenario) -> None:
+    """A second vCPU that the load generator holds for most of the time adds next to nothing."""
+    latency, _, _ = machine_tables(scenario)
+    one = latency[(latency["beside"] == "none") & (latency["cores"] == 1)]
+    two = (latency["beside"] == "none") & (latency["cores"] == 2)
+    asked = 1.05 * one["target_qps"]
+    little = one.assign(cores=2, target_qps=asked, achieved_qps=asked)  # it would recover
+    most, slo_us, text = local_load(pd.concat([latency[~two], little]), NO_SCANS, 2)
+    own = one.groupby("target_qps")["p95_us"].median()
+    knee = knee_qps(own.index.to_numpy(), own.to_numpy())
+    assert most == pytest.approx(1.05 * knee, rel=0.01)
+    assert "the knee on its largest set" in text
+    within = own[own <= slo_us].index.max()
+    assert within >= knee, "what no allocation can keep is not asked for"
+
+
 def test_wild_readings_beside_background_work_leave_load_and_capacity(scenario: Scenario) -> None:
     """A stolen-from machine has served more beside spinning jobs than alone, and the reverse."""
     latency, jobs, actuation = machine_tables(scenario)
