@@ -10,10 +10,11 @@ profile, and says so.
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
 but no more than the knee on its largest set, as beyond that no allocation keeps p95 low, nor than
 `RECOVERS` of what it serves there once it is overloaded: a memcached that has fallen behind serves
-less than before, and under a larger load would never catch up after a hiccup. The SLO is the geometric mean of its p95 there alone and beside batch work of its own
-weight. Where a disturbed sweep shows no knee, the largest throughput stands for it. A shared host's
-speed changes within a minute, and the scans for the largest throughput are from other minutes than
-the sweeps: where they show an earlier knee, it counts, and p95 alone is as much higher as theirs.
+less than before, and under a larger load would never catch up after a hiccup. The SLO is the
+geometric mean of its p95 there alone and beside batch work of its own weight. Where a disturbed
+sweep shows no knee, the largest throughput stands for it. A shared host's speed changes within a
+minute, and the scans for the largest throughput are from other minutes than the sweeps: where they
+show an earlier knee, it counts, and p95 alone is as much higher as theirs.
 """
 
 from __future__ import annotations
