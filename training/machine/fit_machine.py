@@ -14,7 +14,8 @@ less than before, and under a larger load would never catch up after a hiccup. T
 geometric mean of its p95 there alone and beside batch work of its own weight. Where a disturbed
 sweep shows no knee, the largest throughput stands for it. A shared host's speed changes within a
 minute, and the scans for the largest throughput are from other minutes than the sweeps: where they
-show an earlier knee, it counts, and p95 alone is as much higher as theirs.
+show an earlier knee, it counts, on the largest set in proportion, and p95 alone is as much higher
+as theirs.
 """
 
 from __future__ import annotations
@@ -420,7 +421,9 @@ def local_load(
     scanned = scans[scans["disturbed"] == 0.0].groupby("target_qps")["p95_us"].median()
     earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
     slowed = earlier < knee
+    refuge = _knee(_medians(_on_largest_set(own)))
     if slowed:
+        refuge *= earlier / knee
         knee = earlier
         seen += f", {knee:,.0f}/s in the scans for its largest throughput"
     most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times that"
@@ -428,7 +431,6 @@ def local_load(
     if most > RECOVERS * served:
         most = RECOVERS * served
         chosen = f"{RECOVERS:g} of the {served:,.0f}/s that its largest set serves when overloaded"
-    refuge = _knee(_medians(_on_largest_set(own)))
     if most > refuge:
         most, chosen = refuge, f"the knee on its largest set, {refuge:,.0f}/s"
     alone = own[own["beside"] == ALONE].groupby("cores")

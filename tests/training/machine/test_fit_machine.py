@@ -334,6 +334,9 @@ def test_the_largest_load_is_one_that_the_largest_set_serves_well(scenario: Scen
     assert "the knee on its largest set" in text
     within = own[own <= slo_us].index.max()
     assert within >= knee, "what no allocation can keep is not asked for"
+    slower = one.assign(target_qps=one["target_qps"] / 1.5, disturbed=0.0)
+    least, _, _ = local_load(pd.concat([latency[~two], little]), slower, 2)
+    assert least == pytest.approx(most / 1.5, rel=0.01)
 
 
 def test_wild_readings_beside_background_work_leave_load_and_capacity(scenario: Scenario) -> None:
