@@ -43,10 +43,12 @@ from env.inputs.commandline import OneLineParser, address, whole_number
 
 RATE_QPS = 1000.0
 CONNECTIONS = 12
-"""As many for each worker where memcached has 1, 2, 3, 4, 6 or 12 of them."""
+"""As many for each worker where memcached has 1, 2, 3, 4, 6 or 12 of them, until one is lost."""
 
 LIMIT_S = 0.25
-RETRY_S = 0.02
+CONNECT_S, RETRY_S = 0.05, 0.02
+"""How long a connection may take, and the pause until the next try: meanwhile nothing is asked."""
+
 WAITS_S = 0.001
 """A request that has had no answer for longer is told of once while it waits: about an SLO."""
 
@@ -137,7 +139,8 @@ class Probe:
     @property
     def known_until_s(self) -> float:
         """Every request due before this moment was answered or counted as late [monotonic s]."""
-        return min(self._waiting, default=max(0.0, self._latest_s - WAITS_S))
+        # The probe tells of what waits after `WAITS_S` only, and of the oldest request first.
+        return next(iter(self._waiting), max(0.0, self._latest_s - WAITS_S))
 
     def between(self, start_s: float, end_s: float) -> list[float]:
         """
@@ -190,12 +193,11 @@ class Probe:
         """
         count = late = 0
         for due_s, late_s, own_s, _ in self._fresh:
-            if due_s in self._late:
-                self._late.remove(due_s)
-                continue
-            count += 1
-            late += late_s - own_s > limit_s
+            if due_s not in self._late:
+                count += 1
+                late += late_s - own_s > limit_s
         self._fresh.clear()
+        self._late &= self._waiting.keys()
         for due_s, own_s in self._waiting.items():
             if due_s not in self._late and self._latest_s - due_s - own_s > limit_s:
                 self._late.add(due_s)
@@ -253,7 +255,7 @@ class _Line:
         :param address: host and port
         :raises OSError: if nobody answers
         """
-        self.socket = socket.create_connection(address, LIMIT_S)
+        self.socket = socket.create_connection(address, CONNECT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
 
@@ -322,8 +324,8 @@ class _Prober:
         while True:
             answering = self._await(due_s)
             now_s = time.monotonic()
-            # All that is due is sent, and all that waits is told of, before an answer is: so who
-            # reads of an answer at a moment has read of every request due before it.
+            # All that is due is sent, and all that has waited for `WAITS_S` is told of, before an
+            # answer is: so who reads of an answer has read of every request due earlier than that.
             while due_s <= now_s:
                 self._send(due_s)
                 due_s += random.expovariate(RATE_QPS)
@@ -378,11 +380,11 @@ class _Prober:
         """Connect all that are not, one after another, so that memcached deals them in turn."""
         if time.monotonic() < self._retry_at_s:
             return
-        self._retry_at_s = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError):
             for line in self._lines:
                 if line.socket is None:
                     line.connect(self._address)
+        self._retry_at_s = time.monotonic() + RETRY_S
 
     def _measure(self, asked: _Asked, late_s: float) -> None:
         """A latency is known; whatever comes of the request later does not count again."""
