@@ -343,16 +343,25 @@ class _Prober:
         return [asked[file] for file in await_readable(asked, left_s)]
 
     def _send(self, due_s: float) -> None:
-        request, line = next(self._requests), next(self._turn)
+        request, line = next(self._requests), self._next_line()
         asked = _Asked(due_s, time.monotonic() - due_s, request.operation == SET)
         for queue in (line.waiting, self._untold, self._in_time):
             queue.append(asked)
-        if line.socket is None:
-            self._connect()
         try:
             line.send(request.text)
         except OSError:
             self._lose(line)
+
+    def _next_line(self) -> _Line:
+        """The next connection in turn; one that cannot be had is passed over for those that are."""
+        line = next(self._turn)
+        if line.socket is None:
+            self._connect()
+        for _ in self._lines:
+            if line.socket is not None:
+                break
+            line = next(self._turn)
+        return line
 
     def _receive(self, line: _Line, now_s: float) -> None:
         try:

@@ -157,7 +157,7 @@ def test_clients_that_take_all_of_memcacheds_connections_cost_no_job(
             stack.callback(client.close)
         assert run.finish() == 0, run.lines
         assert run.count("fallback decides") == 0, run.lines
-        for client in fill(server, 10):  # the loop's own place, too
+        for client in fill(server, 30):  # the places of the loop and its probe, too
             stack.callback(client.close)
         late = Deployment(tmp_path, server, *options, "--runtime", "process")
         stack.callback(late.close)
