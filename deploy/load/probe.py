@@ -47,7 +47,7 @@ CONNECTIONS = 12
 
 LIMIT_S = 0.25
 CONNECT_S, RETRY_S = 0.05, 0.02
-"""How long a connection may take, and the pause until the next try: meanwhile nothing is asked."""
+"""How long a connection may take, while nothing is asked, and the pause until the next try."""
 
 WAITS_S = 0.001
 """A request that has had no answer for longer is told of once while it waits: about an SLO."""
@@ -123,7 +123,7 @@ class Probe:
 
     def _take(self, record: Record) -> None:
         due_s, late_s, own_s, _ = record
-        # What is given up, or lost with its connection, does not tell the time.
+        # When a request was given up, or lost with its connection, its latency does not say.
         self._latest_s = max(self._latest_s, due_s + (abs(late_s) if late_s < LIMIT_S else 0.0))
         if late_s < 0.0:
             self._waiting[due_s] = own_s
@@ -232,7 +232,7 @@ class Probe:
 
 @dataclass
 class _Asked:
-    """A request: when it was due, how late it was sent [s], what it is, and if it is done with."""
+    """A request: when it was due, how late it was sent [s], if it is a SET, and has a latency."""
 
     due_s: float
     own_s: float

@@ -8,7 +8,7 @@ parameter that the measurements did not narrow down keeps its prior, and says so
 profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-but no more than the knee on its largest set, as beyond that the guard's refuge is none, nor than
+but no more than the knee on its largest set, as beyond that the guard has no refuge, nor than
 `RECOVERS` of what it serves there once it is overloaded: a memcached that has fallen behind serves
 less than before, and under a larger load would never catch up after a hiccup. The SLO is the
 geometric mean of its p95 there alone and beside batch work of its own weight. Where a disturbed
@@ -423,7 +423,8 @@ def local_load(
     slowed = earlier < knee
     refuge = _knee(_medians(_on_largest_set(own)))
     if slowed:
-        refuge *= 1.0 if caution else earlier / knee
+        if not caution:  # else there is no knee that the scans' could be compared with
+            refuge *= earlier / knee
         knee = earlier
         seen += f", {knee:,.0f}/s in the scans for its largest throughput"
     most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times that"
