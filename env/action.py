@@ -8,7 +8,8 @@ except while nothing runs though a job could; while the SLO guard lets no job ru
 Edits in a row are one polling period apart.
 
 A job's place is a *set* and a weight. A normal job uses the vCPUs of its set that memcached
-does not hold, and follows when memcached comes and goes; a background job may share them.
+does not hold, and follows when memcached comes and goes; a background job may share them. Where
+memcached holds every vCPU, and shares them, normal jobs are in the background meanwhile.
 """
 
 from dataclasses import dataclass
@@ -196,14 +197,15 @@ def open_edits(control):
 
 def leaves_none(control):
     """
-    Whether memcached holds every vCPU, and not because the SLO guard has it do so.
+    Whether memcached holds every vCPU, shares none, and not because the SLO guard has it do so.
 
-    No job can then have memcached's weight. The regulator would pause it, and the policy, who sees
-    that, would have it go on in another way and ask again.
+    No job can then run. The regulator would pause it, and the policy, who sees that, would have it
+    go on in another way and ask again.
 
     :param control: a control row (`env.control`)
     """
-    return control.guard_level == 0 and control.service == (1 << control.n_vcpus) - 1
+    whole = control.service == (1 << control.n_vcpus) - 1
+    return whole and control.share_service_cores == 0 and control.guard_level == 0
 
 
 def may_keep(control):
@@ -214,7 +216,7 @@ def may_keep(control):
     """
     if control.guard_level == PAUSED_ALL:
         return True
-    if control.share_service_cores == 0 and leaves_none(control):
+    if leaves_none(control):
         return True
     for job in range(len(control.state)):
         state = control.state[job]

@@ -181,9 +181,8 @@ def place(control, job, state):
     """
     Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping.
 
-    Those that the guard wants free are closed to it in any case. Where none is left only because
-    memcached holds more than was desired, a job that may share does so in the background meanwhile,
-    where it is.
+    Those that the guard wants free are closed to it in any case. Where memcached holds every vCPU,
+    a job that may share runs in the background meanwhile, where it is.
 
     :param control: a control row (`env.control`)
     :param job: index of the job
@@ -203,8 +202,7 @@ def place(control, job, state):
         cores = cores & ~closed
         if cores == 0:
             cores = everything & ~closed
-        more = control.service & ~control.desired_service
-        if cores == 0 and more != 0 and kept_off(control) == 0 and control.share_service_cores != 0:
+        if cores == 0 and kept_off(control) == 0 and control.share_service_cores != 0:
             cores = control.cores[job] if control.state[job] == RUNNING else wanted
             weight, closed = BACKGROUND, 0
         # Where nothing is left for it, a job leaves whatever its dwell time says.

@@ -146,7 +146,7 @@ def legal_slots(tokens, layout, legal):
     """
     n_jobs, n_vcpus, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout
     legal[0] = tokens[0]
-    none_left = tokens[3] == 0.0  # as `env.action.leaves_none`
+    none_left = tokens[1] == 0.0 and tokens[3] == 0.0  # as `env.action.leaves_none`
     for vcpu in range(n_vcpus):
         has = vcpus_at + vcpu * n_vcpu
         legal[1 + vcpu] = tokens[has + 1]

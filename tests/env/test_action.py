@@ -218,7 +218,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             if control.state[index] in (RUNNING, PAUSED) and control.job_state[index] != DONE
         )
         none_left = control.service == (1 << control.n_vcpus) - 1
-        shares = scenario.regulation.share_service_cores
+        none_left &= not scenario.regulation.share_service_cores
         for edit, (kind, job, cores, weight, _) in enumerate(table):
             if kind == KEEP:
                 live = [
@@ -239,7 +239,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
                     for index in range(len(scenario.jobs))
                     if control.job_state[index] != DONE
                 )
-                expected |= held_back or (none_left and not shares)
+                expected |= held_back or none_left
             elif kind == SERVICE:
                 early = control.now_s - control.grown_at_s < scenario.regulation.service_dwell_s
                 shrinks = control.service & ~cores != 0
@@ -249,7 +249,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
             elif kind == START:
                 fits = held + scenario.jobs[job].memory_mib <= scenario.machine.memory_mib
                 expected = control.state[job] == PENDING and fits
-                expected &= weight == BACKGROUND or not none_left
+                expected &= not none_left
             elif kind == PLACE:
                 same = (control.desired_set[job], control.desired_weight[job]) == (cores, weight)
                 rested = control.now_s - control.moved_at_s[job]
@@ -258,7 +258,7 @@ def test_the_mask_says_what_the_state_allows(name: str, seed: int) -> None:
                     and not same
                     and rested >= scenario.regulation.move_dwell_s
                 )
-                expected &= weight == BACKGROUND or not none_left
+                expected &= not none_left
             else:
                 rested = control.now_s - control.paused_at_s[job]
                 expected = (

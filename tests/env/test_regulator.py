@@ -386,6 +386,18 @@ def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Desir
                 assert after.state[job] == PENDING or after.weight[job] == BACKGROUND
 
 
+@given(sequences(st.just(15)))
+def test_where_memcached_takes_all_no_job_is_paused_for_its_weight(
+    sequence: list[Desired],
+) -> None:
+    """Nobody desires otherwise, and the guard is not asked: sharing jobs run in the background."""
+    for desired, before, after in steps(SHIPPED, sequence):
+        for job in range(N_JOBS):
+            ran = before.state[job] == RUNNING and after.job_state[job] != DONE
+            if ran and desired.states[job] == RUNNING:
+                assert after.state[job] == RUNNING
+
+
 def test_every_reason_has_its_words() -> None:
     assert set(REASONS) == {
         *(STRANDED, DWELL, SHARING, MEMORY, PAUSE_FLAP, MOVE_FLAP, HICCUP, GUARD)
