@@ -42,7 +42,7 @@ from training.calibration.priors import FREE, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
 from training.calibration.year_profile import HOST_KNOWN
-from training.machine.job_traits import HERE, NARROWED, job_traits
+from training.machine.job_traits import HERE, NARROWED, as_prior, job_traits
 from training.machine.pressure import BACKGROUND, EQUAL
 from training.statistics import significant
 
@@ -58,6 +58,10 @@ SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machi
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 LOOP_VCPUS = 0.02  # what a deployment's loop takes at most, but for its probe (benchmarks.live)
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
+STRAGGLING_SD = 1.0
+"""Of ln(straggling): whether threads wait for the slowest one is a matter of the programs, so other
+machines' jobs say little of it. A rehearsal and deployments do (`training.refinement`)."""
+
 Z_90 = 1.2816  # the 90th percentile of a standard normal
 NORMAL_MEDIAN = 0.6745  # the median of its absolute value
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
@@ -321,12 +325,11 @@ def _power(value: float) -> Parameter:
 def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[str, Parameter]:
     """The control paths: measured where this machine's runtime is the one that will be used."""
     seen = actuation.set_index(["of", "action"])
-    host = {
-        field: parameter.model_copy(
-            update={"source": f"prior (profile {base.name}): {parameter.source}"}
-        )
-        for field, parameter in base.host.items()
-    }
+    host = {field: as_prior(parameter, base) for field, parameter in base.host.items()}
+    straggling = host["straggling"]
+    host["straggling"] = straggling.model_copy(
+        update={"spread": max(straggling.spread, STRAGGLING_SD)}
+    )
 
     def measured(field: str, value: float, spread: float, what: str) -> None:
         host[field] = Parameter(

@@ -1,9 +1,10 @@
 """
 A job's traits by its runs on this machine.
 
-*Work and serial fraction* follow from its times alone by Amdahl's law. Work is the geometric mean
-of what it costs alone and in the background of memcached, for which physics has no other word, and
-its spread holds both. Before a job is measured it might be any of the scenario family
+*Work and serial fraction* follow from its times alone by Amdahl's law, but for those of so many
+threads that they are in each other's way. Work is the geometric mean of what it costs alone and in
+the background of memcached, for which physics has no other word, and its spread holds both. Before
+a job is measured it might be any of the scenario family
 (`env.family.drawing.generic_traits`): so its traits have a median and a spread from the start, and
 keep them where nothing was measured.
 
@@ -39,6 +40,7 @@ GENERIC = "prior (any job of the scenario family)"
 NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
 JOB_SD = 0.03  # of ln(time) of one run of a job
 CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
+HINDERED = 1.1  # times as long as with the fewest threads: more of them are in each other's way
 LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
 FIELDS = ("sensitivity", "pressure")
 
@@ -56,12 +58,7 @@ def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parame
     alone = trusted(own, ["threads", "beside"])
     alone = alone[alone["beside"] == ALONE].dropna(subset=["real_s"])
     if alone.empty and name in base.jobs:
-        return {
-            field: parameter.model_copy(
-                update={"source": f"prior (profile {base.name}): {parameter.source}"}
-            )
-            for field, parameter in base.jobs[name].items()
-        }
+        return {field: as_prior(known, base) for field, known in base.jobs[name].items()}
     generic = generic_traits()
     found = {
         field: (*generic[field], "s" if field.endswith("_s") else "1", GENERIC)
@@ -92,6 +89,17 @@ def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parame
     }
 
 
+def as_prior(parameter: Parameter, base: Profile) -> Parameter:
+    """
+    A parameter that was not measured here, with a source that says so.
+
+    :param parameter: what is known of it elsewhere
+    :param base: the profile that knows it
+    """
+    said = f"prior (profile {base.name}): "
+    return parameter.model_copy(update={"source": said + parameter.source.removeprefix(said)})
+
+
 def _fitted(
     alone: pd.DataFrame, serial: tuple[float, float]
 ) -> dict[str, tuple[float, float, str, str]]:
@@ -101,8 +109,13 @@ def _fitted(
     :param alone: its runs alone
     :param serial: prior median and spread of the serial fraction
     """
-    threads = alone["threads"].to_numpy(np.float64)
     overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
+    fewest = alone["threads"] == alone["threads"].min()
+    # Threads that slow each other down do so only while they run at the same time, which among
+    # other jobs they seldom do. Physics has no word for that, so such runs say nothing of the work.
+    slowed = alone["real_s"] > HINDERED * alone.loc[fewest, "real_s"].median()
+    alone = alone[fewest | ~slowed]
+    threads = alone["threads"].to_numpy(np.float64)
     work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
     # What several threads use together is what one would take, about.
     counted = np.log(np.maximum(alone["cpu_s"].to_numpy(np.float64), 1e-3))
@@ -125,9 +138,12 @@ def _fitted(
     # One run says little of the next.
     width = max(missed, RUN_SD / math.sqrt(len(work)), 0.0 if not len(counted) else CPU_SD)
     source = f"{HERE}, with its prior" if len(set(threads)) + len(counted) > 1 else GENERIC
+    share = math.exp(found.x[1])
+    if (slowed & ~fewest).any():
+        share, source = limits.high, f"{HERE}: more threads take longer than fewer"
     return {
         "work_s": (math.exp(found.x[0]), width, "s", HERE),
-        "serial_fraction": (math.exp(found.x[1]), min(spread[1], serial[1]), "1", source),
+        "serial_fraction": (share, min(spread[1], serial[1]), "1", source),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
 

@@ -10,9 +10,9 @@ import pytest
 
 from env.family.drawing import generic_traits
 from env.physics.jobs import JOB_FIELDS
-from env.simulator.profile import Profile, load_profile
+from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
-from training.machine.job_traits import dearer_beside_memcached, job_traits
+from training.machine.job_traits import as_prior, dearer_beside_memcached, job_traits
 from training.machine.samples import SERVING
 
 
@@ -48,6 +48,21 @@ def test_two_thread_counts_tell_work_and_serial_fraction(base: Profile) -> None:
         generic_traits()["sensitivity"][0], rel=1e-3
     )
     assert traits["sensitivity"].source.startswith("prior (any job")
+
+
+def test_threads_that_hinder_each_other_say_nothing_of_the_work(base: Profile) -> None:
+    traits = job_traits("pack", pd.DataFrame([run(1, 20.01, 20.0), run(2, 54.01, 108.0)]), base)
+    assert traits["work_s"].value == pytest.approx(20.0, rel=0.02)
+    assert traits["work_s"].spread < 0.1
+    assert traits["serial_fraction"].value == 0.5  # the most that the physics has
+    assert "more threads take longer" in traits["serial_fraction"].source
+
+
+def test_a_prior_names_where_it_is_from_once(base: Profile) -> None:
+    parameter = Parameter(value=1.0, spread=0.1, unit="1", source="events")
+    once = as_prior(parameter, base)
+    assert once.source == f"prior (profile {base.name}): events"
+    assert as_prior(once, base) == once
 
 
 def test_the_cpu_time_of_several_threads_stands_for_the_run_of_one(base: Profile) -> None:
