@@ -182,7 +182,8 @@ def place(control, job, state):
     Keep a job off memcached's vCPUs unless it may share them, and its vCPUs from flapping.
 
     Those that the guard wants free are closed to it in any case. Where memcached holds every vCPU,
-    a job that may share runs in the background meanwhile, where it is.
+    a job that may share, and is not to pause, runs in the background meanwhile: where it is, if
+    memcached holds more than was desired and will soon give it back.
 
     :param control: a control row (`env.control`)
     :param job: index of the job
@@ -202,8 +203,11 @@ def place(control, job, state):
         cores = cores & ~closed
         if cores == 0:
             cores = everything & ~closed
-        if cores == 0 and kept_off(control) == 0 and control.share_service_cores != 0:
-            cores = control.cores[job] if control.state[job] == RUNNING else wanted
+        shares = control.share_service_cores != 0 and kept_off(control) == 0
+        if cores == 0 and shares and control.desired_state[job] == RUNNING:
+            for_a_while = control.service & ~control.desired_service != 0
+            stays = for_a_while and control.state[job] == RUNNING
+            cores = control.cores[job] if stays else wanted
             weight, closed = BACKGROUND, 0
         # Where nothing is left for it, a job leaves whatever its dwell time says.
         if cores == 0:

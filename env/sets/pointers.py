@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from env.action import Edit, EditTable
 from env.allocation import cores_of, mask_of
-from env.codes import KEEP, NORMAL, PAUSE, SERVICE, START
+from env.codes import KEEP, PAUSE, SERVICE, START
 from env.errors import InputError
 from env.scenario import Scenario
 
@@ -146,18 +146,13 @@ def legal_slots(tokens, layout, legal):
     """
     n_jobs, n_vcpus, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout
     legal[0] = tokens[0]
-    none_left = tokens[1] == 0.0 and tokens[3] == 0.0  # as `env.action.leaves_none`
     for vcpu in range(n_vcpus):
         has = vcpus_at + vcpu * n_vcpu
         legal[1 + vcpu] = tokens[has + 1]
-        none_left = none_left and tokens[has] == tokens[has + 5]
-    apart = 0.0 if none_left else 1.0  # whether a job can have memcached's weight
     at = 1 + n_vcpus
     for job in range(n_jobs):
         own, core = jobs_at + job * n_job, at + CORE
         start, place, pause = tokens[own], tokens[own + 1], tokens[own + 2]
-        if tokens[1] == 0.0:  # without sharing jobs start with memcached's weight
-            start *= apart
         for count in range(MOST_THREADS):
             legal[at + count] = start * tokens[own + n_job - MOST_THREADS + count]
         for weight in range(2):
@@ -166,9 +161,7 @@ def legal_slots(tokens, layout, legal):
             has = vcpus_at + vcpu * n_vcpu
             for weight in range(2):
                 legal[core + 2 * vcpu + weight] = place * tokens[has + 2 + weight]
-            legal[core + 2 * vcpu + NORMAL] *= apart
-            legal[core + 2 * n_vcpus + vcpu] = place * tokens[has + 4] * apart
-        legal[at + EVERYWHERE + NORMAL] *= apart
+            legal[core + 2 * n_vcpus + vcpu] = place * tokens[has + 4]
         there = int(tokens[cores_at + job * (n_vcpus + 1) + n_vcpus])
         if there > 0:
             legal[at + EVERYWHERE + there - 1] = 0.0

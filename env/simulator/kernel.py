@@ -32,7 +32,6 @@ callable_from_kernel(
     action.may_keep,
     action.can_serve,
     action.is_legal,
-    action.gives_weight,
     action.legal_edits,
     action.apply_edit,
     action.resolve_sets,

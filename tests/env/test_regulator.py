@@ -387,15 +387,20 @@ def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Desir
 
 
 @given(sequences(st.just(15)))
-def test_where_memcached_takes_all_no_job_is_paused_for_its_weight(
-    sequence: list[Desired],
-) -> None:
-    """Nobody desires otherwise, and the guard is not asked: sharing jobs run in the background."""
+def test_where_memcached_takes_all_whoever_shares_runs_beside_it(sequence: list[Desired]) -> None:
+    """Whatever weight was wished: on the set that was, in the background, and no longer than so."""
     for desired, before, after in steps(SHIPPED, sequence):
         for job in range(N_JOBS):
-            ran = before.state[job] == RUNNING and after.job_state[job] != DONE
-            if ran and desired.states[job] == RUNNING:
-                assert after.state[job] == RUNNING
+            was, wished = before.state[job], desired.states[job]
+            if after.service != 15 or after.job_state[job] == DONE or was == PENDING:
+                continue
+            if wished == RUNNING:
+                assert (after.state[job], after.weight[job]) == (RUNNING, BACKGROUND)
+                rested = after.now_s - before.moved_at_s[job] >= SHIPPED.regulation.move_dwell_s
+                if rested:
+                    assert after.cores[job] == (desired.cores[job] or 15)
+            if wished == PAUSED and desired.weights[job] == NORMAL:
+                assert after.state[job] == PAUSED
 
 
 def test_every_reason_has_its_words() -> None:

@@ -105,14 +105,15 @@ def expert_edit(
     unfinished = 0
     for job in range(jobs.shape[0]):
         unfinished += h.job_state[job] != DONE
-    left = ((1 << h.n_vcpus) - 1) & ~h.service  # a normal job needs some of it, or is held paused
+    # A normal job needs a vCPU that memcached leaves, or shares.
+    left = ((1 << h.n_vcpus) - 1) & ~h.service != 0 or h.share_service_cores != 0
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
     chosen = first_jobs(h, jobs, order, at_once, interrupts)
     in_front = first_jobs(h, jobs, order, front, interrupts) if front < at_once else chosen
     for position in range(order.shape[0] - 1, -1, -1):
         job = order[position]
         # Nobody is paused for jobs that could not run in its place.
-        room = left != 0 or jobs[job, weight] == BACKGROUND or front < at_once
+        room = left or jobs[job, weight] == BACKGROUND or front < at_once
         surplus = h.job_state[job] != DONE and h.state[job] == RUNNING and chosen >> job & 1 == 0
         if room and surplus:
             edit = _legal_edit(h, rows, PAUSE, job, 0, 0, 0)
@@ -130,7 +131,7 @@ def expert_edit(
         where, how = jobs[job, cores], jobs[job, weight]
         if in_front >> job & 1 == 0:
             how = BACKGROUND
-        if left != 0 or how == BACKGROUND:
+        if left or how == BACKGROUND:
             edit = _legal_edit(h, rows, PLACE, job, where, how, 0)
             if edit != KEEP:
                 return edit

@@ -1,8 +1,8 @@
 """
 A job's traits by its runs on this machine.
 
-*Work and serial fraction* follow from its times alone by Amdahl's law, but for those of so many
-threads that they are in each other's way. Work is the geometric mean of what it costs alone and in
+*Work and serial fraction* follow from its times alone by Amdahl's law; of more threads that
+hinder each other it can say little. Work is the geometric mean of what it costs alone and in
 the background of memcached, for which physics has no other word, and its spread holds both. Before
 a job is measured it might be any of the scenario family
 (`env.family.drawing.generic_traits`): so its traits have a median and a spread from the start, and
@@ -40,7 +40,6 @@ GENERIC = "prior (any job of the scenario family)"
 NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
 JOB_SD = 0.03  # of ln(time) of one run of a job
 CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
-HINDERED = 1.1  # times as long as with the fewest threads: more of them are in each other's way
 LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
 FIELDS = ("sensitivity", "pressure")
 
@@ -110,17 +109,22 @@ def _fitted(
     :param serial: prior median and spread of the serial fraction
     """
     overhead_s = max(float(alone["overhead_s"].median()), 1e-3)
-    fewest = alone["threads"] == alone["threads"].min()
-    # Threads that slow each other down do so only while they run at the same time, which among
-    # other jobs they seldom do. Physics has no word for that, so such runs say nothing of the work.
-    slowed = alone["real_s"] > HINDERED * alone.loc[fewest, "real_s"].median()
-    alone = alone[fewest | ~slowed]
     threads = alone["threads"].to_numpy(np.float64)
     work = np.log(np.maximum(alone["real_s"].to_numpy(np.float64) - overhead_s, 1e-3))
+    limits = JOB_PRIORS["serial_fraction"]
+    # Threads that slow each other down do so only while they run at the same time, which among
+    # other jobs they seldom do. The law has no word for that: such runs are left out where other
+    # counts tell how the job scales, else they count as the slowest that the law can say.
+    first = threads == threads.min()
+    most = np.median(work[first]) + np.log(limits.high + (1.0 - limits.high) / threads)
+    most -= np.log(limits.high + (1.0 - limits.high) / threads.min())
+    hindered = ~first & (work > most)
+    work = np.where(hindered, most, work)
+    if (~first & ~hindered).any():
+        threads, work = threads[~hindered], work[~hindered]
     # What several threads use together is what one would take, about.
     counted = np.log(np.maximum(alone["cpu_s"].to_numpy(np.float64), 1e-3))
     counted = counted if threads.min() > 1.0 else counted[:0]
-    limits = JOB_PRIORS["serial_fraction"]
 
     def residuals(x: FloatArray) -> FloatArray:
         share = np.exp(x[1])
@@ -138,12 +142,11 @@ def _fitted(
     # One run says little of the next.
     width = max(missed, RUN_SD / math.sqrt(len(work)), 0.0 if not len(counted) else CPU_SD)
     source = f"{HERE}, with its prior" if len(set(threads)) + len(counted) > 1 else GENERIC
-    share = math.exp(found.x[1])
-    if (slowed & ~fewest).any():
-        share, source = limits.high, f"{HERE}: more threads take longer than fewer"
+    if hindered.any():
+        source = f"{HERE}: more threads hinder each other"
     return {
         "work_s": (math.exp(found.x[0]), width, "s", HERE),
-        "serial_fraction": (share, min(spread[1], serial[1]), "1", source),
+        "serial_fraction": (math.exp(found.x[1]), min(spread[1], serial[1]), "1", source),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
 

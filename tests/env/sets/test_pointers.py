@@ -57,10 +57,13 @@ def test_two_edits_of_one_name_are_refused() -> None:
         slots_of(doubled, edit_table(doubled), Slots(20, 17))
 
 
-@pytest.mark.parametrize("name", ["cca-2025", "cca-2025-exclusive", "local"])
+@pytest.mark.parametrize("name", ["cca-2025", "cca-2025-exclusive", "local", "local, unshared"])
 @pytest.mark.parametrize("layout", [Layout(7, 4), ROOMY])
 def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> None:
-    factory = EpisodeFactory(load_scenario(name))
+    scenario = load_scenario(name.removesuffix(", unshared"))
+    if name.endswith("unshared"):
+        scenario = scenario.with_changes(regulation={"share_service_cores": False})
+    factory = EpisodeFactory(scenario)
     table = token_table(factory.scenario, layout)
     edit_of = edits_of(table.slot_of, layout.slots)
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
