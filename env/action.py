@@ -163,8 +163,7 @@ def open_edits(control):
     The edits that are open now, memcached's vCPUs aside, as a word of `OPEN_` bits.
 
     A job that has arrived can start while the memory that no launched job holds is enough for it,
-    and it can be moved or paused again once its dwell time has passed; where memcached leaves no
-    vCPU and shares none, it can neither start nor move. Keeping is open unless
+    and it can be moved or paused again once its dwell time has passed. Keeping is open unless
     nothing runs though something could, and open while the SLO guard lets no job run: who waits
     for it has nothing to change.
 
@@ -175,7 +174,7 @@ def open_edits(control):
         launched = control.state[job] == RUNNING or control.state[job] == PAUSED
         if launched and control.job_state[job] != DONE:
             memory_free -= control.job_memory_mib[job]
-    word, none_left = 0, leaves_none(control)
+    word = 0
     for job in range(len(control.state)):
         state = DONE if control.job_state[job] == DONE else control.state[job]
         bits = 0
@@ -190,8 +189,6 @@ def open_edits(control):
                 bits |= OPEN_PAUSE
         elif state == PAUSED:
             bits = OPEN_PLACE
-        if none_left:
-            bits &= OPEN_PAUSE
         word |= bits << BITS_PER_JOB * job
     if word == 0 or may_keep(control):
         word |= OPEN_KEEP
@@ -246,12 +243,23 @@ def can_serve(control, cores):
     return cores != control.desired_service and not busy and not guarded
 
 
+def has_job_run(rows, edit):
+    """
+    Whether an edit has a job run.
+
+    :param rows: int64[n_edits, 7], see `EditTable`
+    :param edit: index of the edit
+    """
+    return rows[edit, KIND] == START or rows[edit, KIND] == PLACE
+
+
 def legal_edits(control, rows, legal):
     """
     Mark the edits that can be carried out now and change something.
 
     The first loop reads one column and has no branches, because it runs at every decision. The
-    places that jobs have already and the edits of memcached's vCPUs are corrected afterwards.
+    places that jobs have already, those that nobody can have and the edits of memcached's vCPUs are
+    corrected afterwards.
 
     :param control: a control row (`env.control`)
     :param rows: int64[n_edits, 7], see `EditTable`
@@ -263,6 +271,10 @@ def legal_edits(control, rows, legal):
     for job in range(len(control.state)):
         if control.desired_place[job] >= 0 and control.desired_state[job] == RUNNING:
             legal[control.desired_place[job]] = 0.0
+    if leaves_none(control):
+        for edit in range(len(rows)):
+            if has_job_run(rows, edit):
+                legal[edit] = 0.0
     for edit in range(1, len(rows)):
         if rows[edit, KIND] != SERVICE:
             break
@@ -282,6 +294,8 @@ def is_legal(control, rows, edit):
     if rows[edit, KIND] == KEEP:
         # Most decisions are answered without asking what else is open.
         return may_keep(control) or open_edits(control) & rows[edit, GATE] != 0
+    if has_job_run(rows, edit) and leaves_none(control):
+        return False
     job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.desired_state[job] == RUNNING
     return not there and open_edits(control) & rows[edit, GATE] != 0

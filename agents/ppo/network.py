@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from env.action import CORES, KIND, can_serve, legal_edits, open_edits
+from env.action import CORES, KIND, can_serve, leaves_none, legal_edits, open_edits
 from env.codes import SERVICE
 from env.control import ControlState
 
@@ -102,7 +102,7 @@ class KnownMasks:
         """
         places, desired = tuple(control.desired_place), tuple(control.desired_state)
         # This is all that `legal_edits` looks at.
-        seen = (open_edits(control), desired, places)
+        seen = (open_edits(control), leaves_none(control), desired, places)
         key = (*seen, *[can_serve(control, cores) for cores in self._service_sets])
         known = self._known.get(key)
         if known is None:

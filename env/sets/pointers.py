@@ -146,13 +146,17 @@ def legal_slots(tokens, layout, legal):
     """
     n_jobs, n_vcpus, _, vcpus_at, n_vcpu, _, jobs_at, n_job, cores_at = layout
     legal[0] = tokens[0]
+    none_left = tokens[1] == 0.0 and tokens[3] == 0.0  # as `env.action.leaves_none`
     for vcpu in range(n_vcpus):
         has = vcpus_at + vcpu * n_vcpu
         legal[1 + vcpu] = tokens[has + 1]
+        none_left = none_left and tokens[has] == tokens[has + 5]
     at = 1 + n_vcpus
     for job in range(n_jobs):
         own, core = jobs_at + job * n_job, at + CORE
         start, place, pause = tokens[own], tokens[own + 1], tokens[own + 2]
+        if none_left:
+            start = place = 0.0
         for count in range(MOST_THREADS):
             legal[at + count] = start * tokens[own + n_job - MOST_THREADS + count]
         for weight in range(2):

@@ -31,6 +31,7 @@ callable_from_kernel(
     action.leaves_none,
     action.may_keep,
     action.can_serve,
+    action.has_job_run,
     action.is_legal,
     action.legal_edits,
     action.apply_edit,

@@ -264,3 +264,18 @@ def test_a_known_mask_is_the_one_that_the_peaks_allow():
         assert known.tolist() == [value == 1.0 for value in legal]
         seen.append(known.tolist())
     assert seen[0] == seen[2] != seen[1]
+
+
+def test_a_known_mask_knows_whether_memcached_leaves_a_vcpu():
+    unshared = load_scenario("local").with_changes(regulation={"share_service_cores": False})
+    rows = edit_table(unshared).rows.astype(object)
+    control = ControlState.initial(unshared, dict.fromkeys(unshared.job_names, 100.0))
+    control.desired_service = 0b11
+    masks, legal = KnownMasks(rows), [0.0] * len(rows)
+    seen = []
+    for control.service in (0b01, 0b11, 0b01):
+        legal_edits(control, rows, legal)
+        known = masks.penalty(control) == 0.0
+        assert known.tolist() == [value == 1.0 for value in legal]
+        seen.append(known.tolist())
+    assert seen[0] == seen[2] != seen[1]
