@@ -8,14 +8,14 @@ parameter that the measurements did not narrow down keeps its prior, and says so
 profile, and says so.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-but no more than the knee on its largest set, as beyond that the guard has no refuge, nor than
-`RECOVERS` of what it serves there once it is overloaded: a memcached that has fallen behind serves
-less than before, and under a larger load would never catch up after a hiccup. The SLO is the
-geometric mean of its p95 there alone and beside batch work of its own weight. Where a disturbed
-sweep shows no knee, the largest throughput stands for it. A shared host's speed changes within a
-minute, and the scans for the largest throughput are from other minutes than the sweeps: where they
-show an earlier knee, it counts, on the largest set in proportion, and p95 alone is as much higher
-as theirs.
+but no more than the knees on its largest set, alone and beside background work, as beyond them the
+guard has no refuge in which jobs may run, nor than `RECOVERS` of what it serves there once it is
+overloaded: a memcached that has fallen behind serves less than before, and under a larger load
+would never catch up after a hiccup. The SLO is the geometric mean of its p95 there alone and beside
+batch work of its own weight. Where a disturbed sweep shows no knee, the largest throughput stands
+for it. A shared host's speed changes within a minute, and the scans for the largest throughput are
+from other minutes than the sweeps: where they show an earlier knee, it counts, on the largest set
+in proportion, and p95 alone is as much higher as theirs.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from training.machine.pressure import BACKGROUND, EQUAL
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
+
+BEHIND = f"cpu ({BACKGROUND})"
+"""The work in memcached's background that it is measured beside."""
 
 LOAD_OVER_KNEE = 1.15
 RECOVERS = 0.9
@@ -424,7 +427,11 @@ def local_load(
     scanned = scans[scans["disturbed"] == 0.0].groupby("target_qps")["p95_us"].median()
     earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
     slowed = earlier < knee
-    refuge = _knee(_medians(_on_largest_set(own)))
+    refuge, bound = math.inf, ""
+    for beside, said in ((ALONE, "alone"), (BEHIND, "beside background work")):
+        there = _knee(_medians(_on_largest_set(own, beside)))
+        if there < refuge:
+            refuge, bound = there, said
     if slowed:
         if not caution:  # else there is no knee that the scans' could be compared with
             refuge *= earlier / knee
@@ -436,7 +443,7 @@ def local_load(
         most = RECOVERS * served
         chosen = f"{RECOVERS:g} of the {served:,.0f}/s that its largest set serves when overloaded"
     if most > refuge:
-        most, chosen = refuge, f"{refuge:,.0f}/s, the knee on its largest set"
+        most, chosen = refuge, f"{refuge:,.0f}/s, the knee on its largest set {bound}"
     alone = own[own["beside"] == ALONE].groupby("cores")
     fast = min(_p95_us(curve, most) for _, curve in alone)
     if slowed:
@@ -489,10 +496,15 @@ def _overloaded_qps(own: pd.DataFrame) -> float:
     return float(past.median()) if len(past) else math.inf
 
 
-def _on_largest_set(own: pd.DataFrame) -> pd.DataFrame:
-    """The points of memcached alone with as many vCPUs as it was measured with at most."""
-    alone = own[own["beside"] == ALONE]
-    return alone[alone["cores"] == alone["cores"].max()]
+def _on_largest_set(own: pd.DataFrame, beside: str = ALONE) -> pd.DataFrame:
+    """
+    The points of memcached with as many vCPUs as it was measured with at most.
+
+    :param own: all points with its threads
+    :param beside: what runs beside it
+    """
+    most = own.loc[own["beside"] == ALONE, "cores"].max()
+    return own[(own["beside"] == beside) & (own["cores"] == most)]
 
 
 def _medians(curve: pd.DataFrame) -> pd.Series:

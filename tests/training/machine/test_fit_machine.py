@@ -337,12 +337,19 @@ def test_the_largest_load_is_one_that_the_largest_set_serves_well(scenario: Scen
     slower = one.assign(target_qps=one["target_qps"] / 1.5, disturbed=0.0)
     least, _, _ = local_load(pd.concat([latency[~two], little]), slower, 2)
     assert least == pytest.approx(most / 1.5, rel=0.01)
+    behind = little.assign(beside="cpu (background)", target_qps=little["target_qps"] / 1.3)
+    rest = latency[~two & ~((latency["beside"] == "cpu (background)") & (latency["cores"] == 2))]
+    shared, _, text = local_load(pd.concat([rest, little, behind]), NO_SCANS, 2)
+    assert shared == pytest.approx(most / 1.3, rel=0.01)
+    assert "the knee on its largest set beside background work" in text
     flat = little.assign(p95_us=100.0)
     unbound, _, _ = local_load(pd.concat([latency[~two], flat]), NO_SCANS, 2)
     assert unbound == pytest.approx(1.15 * knee)
 
 
-def test_wild_readings_beside_background_work_leave_load_and_capacity(scenario: Scenario) -> None:
+def test_wild_readings_beside_background_work_raise_no_load_and_leave_capacity(
+    scenario: Scenario,
+) -> None:
     """A stolen-from machine has served more beside spinning jobs than alone, and the reverse."""
     latency, jobs, actuation = machine_tables(scenario)
     row = (latency["beside"] == "cpu (background)") & (latency["cores"] == 2)
@@ -351,7 +358,8 @@ def test_wild_readings_beside_background_work_leave_load_and_capacity(scenario: 
         p95_us=latency["p95_us"].where(~row, latency["p95_us"] * factor),
         achieved_qps=latency["achieved_qps"].where(~row, latency["target_qps"]),
     )
-    assert local_load(wild, NO_SCANS, 2) == local_load(latency, NO_SCANS, 2)
+    # They may make the load smaller, as a slow minute would, and never larger.
+    assert 0.5 < local_load(wild, NO_SCANS, 2)[0] / local_load(latency, NO_SCANS, 2)[0] <= 1.0
     profile = fit_machine(scenario, load_profile(scenario.profile), wild, jobs, actuation, "m")
     assert profile.service["core_capacity_qps"].value == pytest.approx(400e3, rel=0.05)
     assert predicted_p95(profile, 200e3) == pytest.approx(predicted_p95(None, 200e3), rel=0.2)
