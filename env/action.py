@@ -243,9 +243,9 @@ def can_serve(control, cores):
     return cores != control.desired_service and not busy and not guarded
 
 
-def has_job_run(rows, edit):
+def runs_job(rows, edit):
     """
-    Whether an edit has a job run.
+    Whether an edit starts a job, or has one go on somewhere.
 
     :param rows: int64[n_edits, 7], see `EditTable`
     :param edit: index of the edit
@@ -273,7 +273,7 @@ def legal_edits(control, rows, legal):
             legal[control.desired_place[job]] = 0.0
     if leaves_none(control):
         for edit in range(len(rows)):
-            if has_job_run(rows, edit):
+            if runs_job(rows, edit):
                 legal[edit] = 0.0
     for edit in range(1, len(rows)):
         if rows[edit, KIND] != SERVICE:
@@ -294,7 +294,7 @@ def is_legal(control, rows, edit):
     if rows[edit, KIND] == KEEP:
         # Most decisions are answered without asking what else is open.
         return may_keep(control) or open_edits(control) & rows[edit, GATE] != 0
-    if has_job_run(rows, edit) and leaves_none(control):
+    if runs_job(rows, edit) and leaves_none(control):
         return False
     job = rows[edit, JOB]
     there = control.desired_place[job] == edit and control.desired_state[job] == RUNNING

@@ -259,7 +259,7 @@ class Regulation(_Part):
     The bounds the regulator keeps any policy to.
 
     :param share_service_cores: whether background-weight jobs may run on memcached's vCPUs; where
-        it holds every vCPU all jobs are of that weight
+        they may and it holds every vCPU, jobs of any weight run at that one
     :param service_dwell_s: memcached keeps vCPUs at least this long after it was given them [s]
     :param pause_dwell_s: a job is not paused again before this time has passed [s]
     :param move_dwell_s: a job's vCPUs do not change again before this time has passed [s], unless

@@ -31,7 +31,7 @@ callable_from_kernel(
     action.leaves_none,
     action.may_keep,
     action.can_serve,
-    action.has_job_run,
+    action.runs_job,
     action.is_legal,
     action.legal_edits,
     action.apply_edit,

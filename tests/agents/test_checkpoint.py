@@ -252,17 +252,22 @@ def test_the_shipped_checkpoint_fits_the_shipped_scenario():
     policy.reset(SCENARIO)
 
 
+def known_mask(masks, control, rows):
+    """The mask that is remembered, which must be the one that `legal_edits` makes."""
+    legal = [0.0] * len(rows)
+    legal_edits(control, rows, legal)
+    known = masks.penalty(control) == 0.0
+    assert known.tolist() == [value == 1.0 for value in legal]
+    return known.tolist()
+
+
 def test_a_known_mask_is_the_one_that_the_peaks_allow():
     """memcached's smaller sets open and close with the last second's peaks, and nothing else."""
     rows = edit_table(SCENARIO).rows.astype(object)
     control = ControlState.initial(SCENARIO, dict.fromkeys(SCENARIO.job_names, 100.0))
-    masks, legal = KnownMasks(rows), [0.0] * len(rows)
-    seen = []
+    masks, seen = KnownMasks(rows), []
     for control.peak_cpu_cores in (0.3, 1.4, 0.3):
-        legal_edits(control, rows, legal)
-        known = masks.penalty(control) == 0.0
-        assert known.tolist() == [value == 1.0 for value in legal]
-        seen.append(known.tolist())
+        seen.append(known_mask(masks, control, rows))
     assert seen[0] == seen[2] != seen[1]
 
 
@@ -271,11 +276,7 @@ def test_a_known_mask_knows_whether_memcached_leaves_a_vcpu():
     rows = edit_table(unshared).rows.astype(object)
     control = ControlState.initial(unshared, dict.fromkeys(unshared.job_names, 100.0))
     control.desired_service = 0b11
-    masks, legal = KnownMasks(rows), [0.0] * len(rows)
-    seen = []
+    masks, seen = KnownMasks(rows), []
     for control.service in (0b01, 0b11, 0b01):
-        legal_edits(control, rows, legal)
-        known = masks.penalty(control) == 0.0
-        assert known.tolist() == [value == 1.0 for value in legal]
-        seen.append(known.tolist())
+        seen.append(known_mask(masks, control, rows))
     assert seen[0] == seen[2] != seen[1]

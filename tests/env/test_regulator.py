@@ -388,7 +388,7 @@ def test_where_memcached_takes_all_only_background_jobs_run(sequence: list[Desir
 
 @given(sequences(st.just(15)))
 def test_where_memcached_takes_all_whoever_shares_runs_beside_it(sequence: list[Desired]) -> None:
-    """Whatever weight was wished: on the set that was, in the background, and no longer than so."""
+    """Whatever weight was wished for: in the background, on the set that was wished for."""
     for desired, before, after in steps(SHIPPED, sequence):
         for job in range(N_JOBS):
             was, wished = before.state[job], desired.states[job]

@@ -48,9 +48,6 @@ from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
-BEHIND = f"cpu ({BACKGROUND})"
-"""The work in memcached's background that it is measured beside."""
-
 LOAD_OVER_KNEE = 1.15
 RECOVERS = 0.9
 LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
@@ -61,10 +58,6 @@ SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machi
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 LOOP_VCPUS = 0.02  # what a deployment's loop takes at most, but for its probe (benchmarks.live)
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
-STRAGGLING_SD = 1.0
-"""Of ln(straggling): whether threads wait for the slowest one is a matter of the programs, so other
-machines' jobs say little of it. A rehearsal and deployments do (`training.refinement`)."""
-
 Z_90 = 1.2816  # the 90th percentile of a standard normal
 NORMAL_MEDIAN = 0.6745  # the median of its absolute value
 DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency": 1.0}
@@ -72,6 +65,13 @@ DIRECT = {"background_latency": 1.5, "background_capacity": 1.5, "equal_latency"
 Spreads of ln(value) of what is measured directly, on a machine that the priors' VMs say nothing
 about.
 """
+
+STRAGGLING_SD = 1.0
+"""Spread of ln(straggling): whether threads wait for the slowest one is a matter of the programs,
+so other machines' jobs say little of it. A rehearsal and deployments do (`training.refinement`)."""
+
+BACKGROUND_WORK = f"cpu ({BACKGROUND})"
+"""What memcached is measured beside in its background, as `beside` has it."""
 
 
 def fit_machine(
@@ -326,7 +326,11 @@ def _power(value: float) -> Parameter:
 
 
 def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[str, Parameter]:
-    """The control paths: measured where this machine's runtime is the one that will be used."""
+    """
+    The control paths, measured where this machine's runtime is the one that will be used.
+
+    What is not measured is the base's, `straggling` with less trust.
+    """
     seen = actuation.set_index(["of", "action"])
     host = {field: as_prior(parameter, base) for field, parameter in base.host.items()}
     straggling = host["straggling"]
@@ -428,7 +432,7 @@ def local_load(
     earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
     slowed = earlier < knee
     refuge, bound = math.inf, ""
-    for beside, said in ((ALONE, "alone"), (BEHIND, "beside background work")):
+    for beside, said in ((ALONE, "alone"), (BACKGROUND_WORK, "beside background work")):
         there = _knee(_medians(_on_largest_set(own, beside)))
         if there < refuge:
             refuge, bound = there, said
@@ -488,7 +492,7 @@ def _largest_throughput(own: pd.DataFrame) -> float:
 
 def _overloaded_qps(own: pd.DataFrame) -> float:
     """What memcached alone serves on its largest set past saturation; inf if that was not seen."""
-    largest = trusted(_on_largest_set(own), ["target_qps"])
+    largest = trusted(_on_largest_set(own, ALONE), ["target_qps"])
     medians = largest.groupby("target_qps")["achieved_qps"].median()
     served = medians.index[medians >= SATURATED * medians.index]
     # A load below one that was served is not past saturation: something disturbed it.
@@ -496,7 +500,7 @@ def _overloaded_qps(own: pd.DataFrame) -> float:
     return float(past.median()) if len(past) else math.inf
 
 
-def _on_largest_set(own: pd.DataFrame, beside: str = ALONE) -> pd.DataFrame:
+def _on_largest_set(own: pd.DataFrame, beside: str) -> pd.DataFrame:
     """
     The points of memcached with as many vCPUs as it was measured with at most.
 

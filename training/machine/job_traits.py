@@ -1,12 +1,11 @@
 """
 A job's traits by its runs on this machine.
 
-*Work and serial fraction* follow from its times alone by Amdahl's law; of more threads that
-hinder each other it can say little. Work is the geometric mean of what it costs alone and in
-the background of memcached, for which physics has no other word, and its spread holds both. Before
-a job is measured it might be any of the scenario family
-(`env.family.drawing.generic_traits`): so its traits have a median and a spread from the start, and
-keep them where nothing was measured.
+*Work and serial fraction* follow from its times alone by Amdahl's law, which has no word for
+threads that hinder each other. Work is the geometric mean of what it costs alone and in the
+background of memcached, for which physics has no other word, and its spread holds both. Before a
+job is measured it might be any of the scenario family (`env.family.drawing.generic_traits`): so
+its traits have a median and a spread from the start, and keep them where nothing was measured.
 
 *How much jobs on different cores slow each other down* follows from pairs of them. The physics says
 that job i beside job j takes 1 + sensitivity_i x pressure_j times as long as alone
@@ -116,8 +115,8 @@ def _fitted(
     # other jobs they seldom do. The law has no word for that: such runs are left out where other
     # counts tell how the job scales, else they count as the slowest that the law can say.
     first = threads == threads.min()
-    most = np.median(work[first]) + np.log(limits.high + (1.0 - limits.high) / threads)
-    most -= np.log(limits.high + (1.0 - limits.high) / threads.min())
+    least_gain = _of_one_thread(limits.high, threads) / _of_one_thread(limits.high, threads.min())
+    most = np.median(work[first]) + np.log(least_gain)
     hindered = ~first & (work > most)
     work = np.where(hindered, most, work)
     if (~first & ~hindered).any():
@@ -128,7 +127,7 @@ def _fitted(
 
     def residuals(x: FloatArray) -> FloatArray:
         share = np.exp(x[1])
-        predicted = x[0] + np.log(share + (1.0 - share) / threads)
+        predicted = x[0] + np.log(_of_one_thread(share, threads))
         errors = (predicted - work) / JOB_SD
         off = (x[1] - math.log(serial[0])) / serial[1]
         return np.concatenate([errors, (x[0] - counted) / CPU_SD, [off]])
@@ -149,6 +148,11 @@ def _fitted(
         "serial_fraction": (math.exp(found.x[1]), min(spread[1], serial[1]), "1", source),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
+
+
+def _of_one_thread(share: float, threads: FloatArray) -> FloatArray:
+    """Time of so many threads over that of one, by Amdahl's law: `share` of the work is serial."""
+    return share + (1.0 - share) / threads
 
 
 def dearer_beside_memcached(own: pd.DataFrame) -> float:

@@ -163,7 +163,7 @@ def _rule(jobs: Sequence[Job]) -> dict[str, object]:
     """
     Two lanes in the background of memcached, which the shipped policies do, too.
 
-    Each with a thread a vCPU, or as many as it may have: what several threads get done together on
+    A job has a thread a vCPU, or as many as it may have: what several threads get done together on
     vCPUs that others use, too, no run of a job alone has shown.
     """
     names = [job.name for job in jobs]
