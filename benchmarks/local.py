@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.demo import CHECKPOINT, DRAW_S, END_S, FOLDER, PROBE, RULE, RUN_S, child, deploy
+from agents.checkpoint import shipped_for
+from deploy.demo import DRAW_S, END_S, FOLDER, PROBE, RULE, RUN_S, child, deploy
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import interrupt_on_stop
@@ -108,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
     options = OneLineParser(prog="python -m benchmarks.local", description=__doc__.splitlines()[1])
     add = options.add_argument
     add("--scenario", default="local", help="as measured here, a YAML file (%(default)s)")
-    shipped = f"{CHECKPOINT}, {RULE}"
+    shipped = f"the scenario's checkpoint, {RULE}"
     add("--policy", action="append", help=f"who runs, the first against the others ({shipped})")
     add("--neighbour", action="store_true", help="a busy process disturbs, half of the time")
     add("--tap", action="store_true", help="latency by the tap in the probe's place")
@@ -124,13 +125,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     :param argv: command line, the process's own if none is given
     """
     arguments = parser().parse_args(argv)
-    policies = arguments.policy or [str(CHECKPOINT), str(RULE)]
     turns = []
     with exit_on_bad_input():
         require_writable(arguments.json)
-        load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
-        if not CHECKPOINT.is_file():
-            raise InputError(f"{CHECKPOINT}: not found; run this in the repository's folder")
+        scenario = load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
+        policies = arguments.policy or [shipped_for(scenario), str(RULE)]
+        if not RULE.is_file():
+            raise InputError(f"{RULE}: not found; run this in the repository's folder")
         interrupt_on_stop()  # a neighbour that outlived this would be busy for ever
         noise = disturbed() if arguments.neighbour else contextlib.nullcontext()
         sensor = "--tap" if arguments.tap else PROBE

@@ -29,6 +29,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from agents.checkpoint import shipped_for
+from agents.general_checkpoint import is_general
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
 from deploy.group.group import serving
@@ -43,10 +45,6 @@ from env.scenario import Scenario, load_scenario
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "deploy.py"
 FOLDER = Path("demo")
-CHECKPOINT = Path("checkpoints/local.zip")
-STAND_IN = "perfiso"
-"""Takes the trained policy's place while there is none."""
-
 RULE = Path("agents/parameters/local/threshold-groups.yaml")
 PROBE = "--probe"
 TRACE_SEED = 2333
@@ -310,18 +308,20 @@ def _job(job: dict[str, Any] | None) -> str:
     return f"{job['start_s']:.1f} to {job['end_s']:.1f}{failed}"
 
 
-def refine(budget: Budget, problem: str, folder: Path) -> None:
+def refine(budget: Budget, problem: str, policy: str, folder: Path) -> None:
     """
-    Have a run correct the profile and the shipped policy, which decided in it.
+    Have a run correct the profile, and the policy that decided in it if it is the scenario's own.
 
     :param budget: says what is done, and how long it took
     :param problem: the scenario's file, beside the profile that was measured
+    :param policy: the checkpoint
     :param folder: of the run's report
     """
     profile = Path(problem).parent / "profile.yaml"
     refined = profile.with_stem("refined")
     places = {"--report": folder, "--profile": profile, "--out": refined}
-    places |= {"--checkpoint": CHECKPOINT, "--out-checkpoint": refined.with_suffix(".zip")}
+    if not is_general(policy):
+        places |= {"--checkpoint": Path(policy), "--out-checkpoint": refined.with_suffix(".zip")}
     options = [word for name, path in places.items() for word in (name, str(path.resolve()))]
     with (
         budget.step("correcting profile and policy by the first run", REFINE_S),
@@ -371,12 +371,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         FOLDER.mkdir(exist_ok=True)
         install_missing(budget)
         budget.started_s = time.monotonic()
-        policies = [str(CHECKPOINT), str(RULE)]
-        if not CHECKPOINT.is_file():
-            console.print(f"There is no {CHECKPOINT} yet: {STAND_IN} stands in for it.")
-            policies[0] = STAND_IN
         problem = measure(budget)
         scenario = load_scenario(problem)
+        policies = [shipped_for(scenario), str(RULE)]
         folders = [FOLDER / Path(policy).stem for policy in policies]
         with contextlib.ExitStack() as stack:
             with budget.step("starting Docker", PREPARE_S):
@@ -387,8 +384,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(side_by_side([read_report(folder) for folder in folders], scenario))
         for folder in folders:
             console.print(folder / PAGE_FILE, highlight=False)
-        if problem != "local" and CHECKPOINT.is_file():
-            refine(budget, problem, folders[0])
+        if problem != "local":
+            refine(budget, problem, policies[0], folders[0])
         took_s = time.monotonic() - budget.started_s
         console.print(f"{took_s / 60:.1f} minutes after installation", highlight=False)
 

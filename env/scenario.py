@@ -135,6 +135,11 @@ class Service(_Part):
         overflow = (self.overflow_cores,) if self.overflow_cores else ()
         return (*self.core_choices, *overflow)
 
+    @property
+    def rivals(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of which a larger one may serve better: the usual ones, and those it can fill."""
+        return tuple(s for s in self.sets if s in self.core_choices or len(s) <= self.threads)
+
     @model_validator(mode="after")
     def _choices_grow(self) -> "Service":
         for smaller, larger in zip(self.core_choices, self.core_choices[1:], strict=False):

@@ -69,9 +69,10 @@ def test_both_runs_stand_side_by_side() -> None:
     assert "(exit 137)" in rows["tree, s"]
 
 
+@pytest.mark.parametrize("policy", ["checkpoints/local.zip", "checkpoints/general.zip"])
 @pytest.mark.parametrize("program", ["true", "false"])
-def test_the_first_run_corrects_profile_and_policy(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_run_corrects_the_profile_and_a_policy_of_its_own(
+    program: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -81,16 +82,17 @@ def test_the_first_run_corrects_profile_and_policy(
 
     monkeypatch.setattr(demo, "helper_command", helper_command)
     console = Console(file=io.StringIO(), width=120)
-    demo.refine(demo.Budget(console), str(tmp_path / "scenario.yaml"), tmp_path / "local")
+    problem = str(tmp_path / "scenario.yaml")
+    demo.refine(demo.Budget(console), problem, policy, tmp_path / "local")
     ((module, *words),) = asked
     given = refining.parser().parse_args(words)
     assert module == "training.refine" and given.report == [tmp_path / "local"]
     assert given.profile == str(tmp_path / "profile.yaml")
-    assert (given.out, given.out_checkpoint) == (
-        tmp_path / "refined.yaml",
-        tmp_path / "refined.zip",
-    )
-    assert given.checkpoint == demo.CHECKPOINT.resolve()
+    assert given.out == tmp_path / "refined.yaml"
+    trained = (Path(policy).resolve(), tmp_path / "refined.zip")
+    nothing = (None, None)  # a policy for any scenario is tuned by train.py
+    own = policy == "checkpoints/local.zip"
+    assert (given.checkpoint, given.out_checkpoint) == (trained if own else nothing)
     assert isinstance(console.file, io.StringIO)
     assert ("Nothing was corrected" in console.file.getvalue()) == (program == "false")
 

@@ -7,15 +7,17 @@ parameter that the measurements did not narrow down keeps its prior, and says so
 `training.machine.job_traits`'. What is not measured at all is taken from the scenario's own
 profile, and says so.
 
-The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee of memcached's p95 on one vCPU,
-but no more than the knees on its largest set, alone and beside background work, as beyond them the
-guard has no refuge in which jobs may run, nor than `RECOVERS` of what it serves there once it is
+memcached's refuge is the smallest vCPU set from which on a larger one has no later knee of p95,
+alone and beside background work, by `ADDS`: where a load generator holds the second vCPU for most
+of the time, two may serve worse than one. What is larger than the refuge is for overflowing it.
+
+The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee on one vCPU, but no more than
+the refuge's knee leaves room for on a host that is `ROOM` times slower, or as slow as the scans for
+the largest throughput found it, and no more than `RECOVERS` of what the refuge serves once it is
 overloaded: a memcached that has fallen behind serves less than before, and under a larger load
 would never catch up after a hiccup. The SLO is the geometric mean of its p95 there alone and beside
-batch work of its own weight. Where a disturbed sweep shows no knee, the largest throughput stands
-for it. A shared host's speed changes within a minute, and the scans for the largest throughput are
-from other minutes than the sweeps: where they show an earlier knee, it counts, on the largest set
-in proportion, and p95 alone is as much higher as theirs.
+batch work of its own weight; where the scans have an earlier knee than the sweeps, p95 alone is as
+much higher as theirs. Where a disturbed sweep shows no knee, the largest throughput stands for it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +35,7 @@ import yaml
 from env.errors import InputError
 from env.physics.parameters import OPTIONAL_HOST_FIELDS
 from env.physics.service import SERVICE_FIELDS
-from env.scenario import Scenario, load_scenario
+from env.scenario import Scenario, Service, load_scenario
 from env.simulator.profile import Parameter, Profile, save_profile
 from training.analysis.curves import knee_qps, saturation_qps, trusted
 from training.analysis.findings import ALONE, curves
@@ -49,6 +52,8 @@ from training.statistics import significant
 FloatArray = npt.NDArray[np.float64]
 
 LOAD_OVER_KNEE = 1.15
+ADDS = 4 / 3  # a second vCPU adds a half where nothing holds it (docs/calibration.md)
+ROOM = 1.6  # knees of one shared VM, within an hour: 179K and 115K requests/s (docs/live.md)
 RECOVERS = 0.9
 LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
 LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
@@ -280,7 +285,7 @@ def _client(points: pd.DataFrame) -> FloatArray:
 def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
     """SMT siblings with memcached's vCPUs numbered first, as they were given to it."""
     machine = scenario.machine
-    first = list(scenario.service.core_choices[-1])
+    first = list(scenario.service.rivals[-1])
     order = first + [c for c in range(machine.vcpus) if c not in first]
     place = {vcpu: k for k, vcpu in enumerate(order)} | {-1: -1}
     return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
@@ -409,16 +414,29 @@ def _hiccups(host: dict[str, Parameter], actuation: pd.DataFrame) -> dict[str, P
     return found
 
 
-def local_load(
-    latency: pd.DataFrame, scans: pd.DataFrame, threads: int
-) -> tuple[float, float, str]:
+class Suited(NamedTuple):
     """
-    The largest load and the SLO that suit this machine, by the rule of this module.
+    What suits a machine, by the rule of this module.
+
+    :param most_qps: the largest load [1/s]
+    :param slo_us: the SLO [us]
+    :param refuge: vCPUs of memcached's refuge
+    :param text: a sentence on all of them
+    """
+
+    most_qps: float
+    slo_us: float
+    refuge: int
+    text: str
+
+
+def local_load(latency: pd.DataFrame, scans: pd.DataFrame, threads: int) -> Suited:
+    """
+    The largest load, the SLO and the refuge that suit this machine.
 
     :param latency: see `training.analysis.findings`
     :param scans: the same of the scans for one vCPU's largest throughput
     :param threads: memcached's worker threads
-    :return: largest load [1/s], SLO [us], and a sentence on both
     :raises InputError: if one vCPU has no knee and was not saturated
     """
     own = latency[latency["threads"] == threads]
@@ -431,38 +449,55 @@ def local_load(
     scanned = scans[scans["disturbed"] == 0.0].groupby("target_qps")["p95_us"].median()
     earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
     slowed = earlier < knee
-    refuge, bound = math.inf, ""
-    for beside, said in ((ALONE, "alone"), (BACKGROUND_WORK, "beside background work")):
-        there = _knee(_medians(_on_largest_set(own, beside)))
-        if there < refuge:
-            refuge, bound = there, said
+    slowest = earlier / knee if slowed else 1.0
     if slowed:
-        if not caution:  # else there is no knee that the scans' could be compared with
-            refuge *= earlier / knee
-        knee = earlier
-        seen += f", {knee:,.0f}/s in the scans for its largest throughput"
-    most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times that"
-    served = _overloaded_qps(own)
-    if most > RECOVERS * served:
-        most = RECOVERS * served
-        chosen = f"{RECOVERS:g} of the {served:,.0f}/s that its largest set serves when overloaded"
-    if most > refuge:
-        most, chosen = refuge, f"{refuge:,.0f}/s, the knee on its largest set {bound}"
-    alone = own[own["beside"] == ALONE].groupby("cores")
-    fast = min(_p95_us(curve, most) for _, curve in alone)
+        seen += f", {earlier:,.0f}/s in the scans for its largest throughput"
+    refuge, refuge_qps = _refuge(own, knee)
+    limits = {
+        f"{LOAD_OVER_KNEE:g} times that": LOAD_OVER_KNEE * knee * slowest,
+        f"{RECOVERS:g} of what its refuge serves when overloaded": (
+            RECOVERS * _overloaded_qps(own, refuge)
+        ),
+        f"what its refuge, with a knee at {refuge_qps:,.0f}/s, serves on a slower host": (
+            refuge_qps * min(1.0 / ROOM, slowest)
+        ),
+    }
+    chosen = min(limits, key=lambda limit: limits[limit])
+    most = limits[chosen]
+    fast = min(_p95_us(curve, most) for _, curve in own[own["beside"] == ALONE].groupby("cores"))
     if slowed:
         there = float(np.interp(most, scanned.index, scanned))
         fast *= max(1.0, there / float(np.interp(most, one.index, one)))
     slow = _p95_us(own[own["beside"].str.endswith(f"({EQUAL})") & (own["cores"] == 1)], most)
     slo_us = math.sqrt(slow * fast)
     text = (
-        f"{seen}; largest load {chosen}; "
+        f"{seen}; memcached's refuge has {refuge} of its vCPUs; "
+        f"largest load {most:,.0f}/s, {chosen}; "
         f"p95 there {fast:,.0f} us alone and {slow:,.0f} us beside work of memcached's weight; "
         f"SLO = their geometric mean = {slo_us:,.0f} us{caution}"
     )
     if slow < APART * fast:
         text += f"; CAUTION: less than {APART:g} times apart, so the SLO hardly tells them apart"
-    return most, slo_us, text
+    return Suited(most, slo_us, refuge, text)
+
+
+def _refuge(own: pd.DataFrame, one_vcpu_qps: float) -> tuple[int, float]:
+    """
+    How many vCPUs memcached's refuge has, and its knee there [1/s]; inf where none was seen.
+
+    :param own: all points with its threads
+    :param one_vcpu_qps: the knee on one vCPU
+    """
+    refuge, its_qps = 0, 0.0
+    for cores in sorted(own.loc[own["beside"] == ALONE, "cores"].unique()):
+        there = own[own["cores"] == cores]
+        found = [_knee(_medians(there[there["beside"] == b])) for b in (ALONE, BACKGROUND_WORK)]
+        if cores == 1:
+            found[0] = one_vcpu_qps
+        qps = min(math.inf if math.isnan(knee) else knee for knee in found)
+        if qps > ADDS * its_qps:
+            refuge, its_qps = int(cores), qps
+    return refuge, its_qps
 
 
 def _knee(p95_us: pd.Series) -> float:
@@ -490,25 +525,14 @@ def _largest_throughput(own: pd.DataFrame) -> float:
     return found
 
 
-def _overloaded_qps(own: pd.DataFrame) -> float:
-    """What memcached alone serves on its largest set past saturation; inf if that was not seen."""
-    largest = trusted(_on_largest_set(own, ALONE), ["target_qps"])
-    medians = largest.groupby("target_qps")["achieved_qps"].median()
+def _overloaded_qps(own: pd.DataFrame, vcpus: int) -> float:
+    """What memcached alone serves on so many vCPUs past saturation; inf if that was not seen."""
+    points = trusted(own[(own["beside"] == ALONE) & (own["cores"] == vcpus)], ["target_qps"])
+    medians = points.groupby("target_qps")["achieved_qps"].median()
     served = medians.index[medians >= SATURATED * medians.index]
     # A load below one that was served is not past saturation: something disturbed it.
     past = medians[medians.index > served.max()] if len(served) else medians
     return float(past.median()) if len(past) else math.inf
-
-
-def _on_largest_set(own: pd.DataFrame, beside: str) -> pd.DataFrame:
-    """
-    The points of memcached with as many vCPUs as it was measured with at most.
-
-    :param own: all points with its threads
-    :param beside: what runs beside it
-    """
-    most = own.loc[own["beside"] == ALONE, "cores"].max()
-    return own[(own["beside"] == beside) & (own["cores"] == most)]
 
 
 def _medians(curve: pd.DataFrame) -> pd.Series:
@@ -532,15 +556,16 @@ def write_profile(
     :param latency: see `training.analysis.findings`
     :param scans: see `local_load`
     :param out: folder
-    :return: how load and SLO were chosen
+    :return: how load, SLO and refuge were chosen
     :raises InputError: if one vCPU has no knee and was not saturated, or a file cannot be written
     """
-    most, slo_us, text = local_load(latency, scans, scenario.service.threads)
+    suited = local_load(latency, scans, scenario.service.threads)
     content = scenario.model_dump(mode="json", exclude_defaults=True)
-    most = round(most, -3)
-    content["description"] = f"{scenario.description} Measured: {text}."
+    most = round(suited.most_qps, -3)
+    content["description"] = f"{scenario.description} Measured: {suited.text}."
     content["profile"] = "profile.yaml"
-    content["service"]["slo_us"] = float(round(slo_us))
+    content["service"]["slo_us"] = float(round(suited.slo_us))
+    content["service"] |= _sets(scenario.service, suited.refuge)
     content["load"] |= {"qps_min": max(1, round(LEAST_LOAD * most, -2)), "qps_max": int(most)}
     content["load"]["qps_min"] = int(content["load"]["qps_min"])
     content["control"]["wake_qps"] = float(round(WAKE * most))
@@ -551,4 +576,11 @@ def write_profile(
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     load_scenario(path)
-    return text
+    return suited.text
+
+
+def _sets(service: Service, refuge: int) -> dict[str, Any]:
+    """The vCPU sets of a service whose refuge has so many vCPUs, as a scenario says them."""
+    usual = [list(cores) for cores in service.rivals if len(cores) <= refuge]
+    largest = list(service.sets[-1])
+    return {"core_choices": usual, "overflow_cores": largest if len(largest) > refuge else []}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,16 @@ def replay() -> LiveReplay:
 @pytest.fixture(scope="module")
 def found(replay: LiveReplay) -> Update:
     return update(load_profile("local"), [replay])
+
+
+def in_the_present_form(folder: Path) -> Path:
+    """The run in a scenario that has the same vCPU sets and calls the larger one overflow."""
+    run = folder / "run"
+    shutil.copytree(RUN, run)
+    scenario = json.loads((run / "scenario.json").read_text())
+    scenario["service"] |= {"core_choices": [[0]], "overflow_cores": [0, 1]}
+    (run / "scenario.json").write_text(json.dumps(scenario))
+    return run
 
 
 def misses(replay: LiveReplay, profile: Profile) -> float:
@@ -86,10 +98,11 @@ def test_a_checkpoint_goes_on_learning_on_the_new_profile(
     recipe = refining.load_recipe(refining.RECIPE)
     short = {"steps": 1, "n_envs": 32, "n_steps": 8, "batch_size": 64, "selection_episodes": 1}
     monkeypatch.setattr(refining, "load_recipe", lambda name: recipe.model_copy(update=short))
-    options = ["--report", str(RUN), "--profile", "local", "--out", str(out)]
+    run = in_the_present_form(tmp_path)
+    options = ["--report", str(run), "--profile", "local", "--out", str(out)]
     refining.main([*options, "--checkpoint", CHECKPOINT, "--out-checkpoint", str(policy)])
     learned = read_checkpoint(policy)
-    learned.require_scenario(read_live_run(RUN).scenario)
+    learned.require_scenario(read_live_run(run).scenario)
     assert learned.metadata["profile"]["hash"] == load_profile(out).hash
 
 
