@@ -180,8 +180,7 @@ def shipped_for(scenario: Scenario) -> str:
             if read_checkpoint(CHECKPOINT_FOLDER / name).fits(scenario):
                 return f"{CHECKPOINT_FOLDER.name}/{name}"
     print(
-        f"coretide: no shipped policy was trained for scenario {scenario.name}; "
-        f"{ANY_SCENARIO} is for any",
+        f"coretide: no shipped policy fits scenario {scenario.name}; {ANY_SCENARIO} is for any",
         file=sys.stderr,
     )
     return f"{CHECKPOINT_FOLDER.name}/{ANY_SCENARIO}"

@@ -73,7 +73,7 @@ class LiveBackend:
 
     def begin(self, trace_seed: int, rng: np.random.Generator) -> None:
         """
-        Start an episode: no job has run yet, memcached has its largest set.
+        Start an episode: no job has run yet, memcached has its refuge.
 
         :param trace_seed: without effect: somebody else makes the load
         :param rng: without effect: nothing here is drawn

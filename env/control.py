@@ -137,7 +137,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
 
 def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[str, Any]:
     """
-    A control row before the first decision: memcached on its largest set, no job started.
+    A control row before the first decision: memcached on its refuge, no job started.
 
     :param scenario: the problem
     :param job_work_s: seconds each job needs alone on one vCPU, by name; one that is not named has

@@ -136,8 +136,9 @@ class Service(_Part):
         return (*self.core_choices, *overflow)
 
     @property
-    def rivals(self) -> tuple[tuple[int, ...], ...]:
-        """Sets of which a larger one may serve better: the usual ones, and those it can fill."""
+    def candidates(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of which one is the refuge on a machine: the usual ones, and any with few vCPUs."""
+        # Overflow that has more vCPUs than memcached has threads serves no better.
         return tuple(s for s in self.sets if s in self.core_choices or len(s) <= self.threads)
 
     @model_validator(mode="after")

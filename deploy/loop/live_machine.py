@@ -199,7 +199,7 @@ class LiveMachine:
         """
         Have the jobs made before the first decision, so that a start only opens a gate.
 
-        memcached has its largest set meanwhile, and the SLO guard begins with the first decision:
+        memcached has its refuge meanwhile, and the SLO guard begins with the first decision:
         no job runs that it could blame or acquit. Where a job has run already, as after a
         resumption, decisions come first, and what is not made yet is made beside them.
 

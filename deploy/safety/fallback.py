@@ -8,7 +8,7 @@ from env.telemetry import Telemetry
 
 class Fallback:
     """
-    memcached gets its largest set; the jobs yield to it.
+    memcached gets its refuge; the jobs yield to it.
 
     Jobs run at background weight wherever sharing is allowed, else on the vCPUs that memcached
     never holds, else not at all. One job is started at a time, so that work goes on.

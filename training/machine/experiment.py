@@ -82,7 +82,7 @@ def require(factors: Sequence[Factor], scenario: Scenario) -> None:
     names = [one.name for one in factors]
     if len(set(names)) < len(names):
         raise InputError(f"--factors: each may be given once, not {', '.join(names)}")
-    sizes = {len(cores) for cores in scenario.service.rivals}
+    sizes = {len(cores) for cores in scenario.service.candidates}
     for one in factors:
         if one.name == "cores" and not set(one.levels) <= sizes:
             raise InputError(

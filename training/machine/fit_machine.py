@@ -7,25 +7,28 @@ parameter that the measurements did not narrow down keeps its prior, and says so
 `training.machine.job_traits`'. What is not measured at all is taken from the scenario's own
 profile, and says so.
 
-memcached's refuge is the smallest vCPU set from which on a larger one has no later knee of p95,
-alone and beside background work, by `ADDS`: where a load generator holds the second vCPU for most
-of the time, two may serve worse than one. What is larger than the refuge is for overflowing it.
+memcached's refuge is its smallest vCPU set, unless a larger one serves loads that are larger by
+`ADDS` of what its vCPUs are more, up to the knee of p95, alone and beside background work: where a
+load generator holds the second vCPU for most of the time, two serve worse than one. The largest of
+the sets that are no longer usual then is for overflowing.
 
 The scenario gets a maximum load of `LOAD_OVER_KNEE` times the knee on one vCPU, but no more than
-the refuge's knee leaves room for on a host that is `ROOM` times slower, or as slow as the scans for
-the largest throughput found it, and no more than `RECOVERS` of what the refuge serves once it is
-overloaded: a memcached that has fallen behind serves less than before, and under a larger load
-would never catch up after a hiccup. The SLO is the geometric mean of its p95 there alone and beside
-batch work of its own weight; where the scans have an earlier knee than the sweeps, p95 alone is as
-much higher as theirs. Where a disturbed sweep shows no knee, the largest throughput stands for it.
+the refuge's knee leaves room for on a host that is `ROOM` times slower, from which memcached also
+recovers: once it has fallen behind it serves less than before. The SLO is the geometric mean of its
+p95 there alone and beside batch work of its own weight. Where a disturbed sweep shows no knee, the
+largest throughput stands for it. A shared host's speed changes within a minute, and the scans for
+the largest throughput are from other minutes than the sweeps: where they show an earlier knee, that
+one counts, the refuge's is earlier in proportion if that leaves less room, and p95 alone is as much
+higher as theirs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +55,8 @@ from training.statistics import significant
 FloatArray = npt.NDArray[np.float64]
 
 LOAD_OVER_KNEE = 1.15
-ADDS = 4 / 3  # a second vCPU adds a half where nothing holds it (docs/calibration.md)
+ADDS = 1 / 3  # a second vCPU adds more where nothing holds it, and less where a client does
 ROOM = 1.6  # knees of one shared VM, within an hour: 179K and 115K requests/s (docs/live.md)
-RECOVERS = 0.9
 LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
 LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
 WAKE = 1 / 12  # the course's 15K of 180K
@@ -285,7 +287,7 @@ def _client(points: pd.DataFrame) -> FloatArray:
 def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
     """SMT siblings with memcached's vCPUs numbered first, as they were given to it."""
     machine = scenario.machine
-    first = list(scenario.service.rivals[-1])
+    first = list(scenario.service.candidates[-1])
     order = first + [c for c in range(machine.vcpus) if c not in first]
     place = {vcpu: k for k, vcpu in enumerate(order)} | {-1: -1}
     return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
@@ -430,40 +432,37 @@ class Suited(NamedTuple):
     text: str
 
 
-def local_load(latency: pd.DataFrame, scans: pd.DataFrame, threads: int) -> Suited:
+def local_load(latency: pd.DataFrame, scans: pd.DataFrame, service: Service) -> Suited:
     """
     The largest load, the SLO and the refuge that suit this machine.
 
     :param latency: see `training.analysis.findings`
     :param scans: the same of the scans for one vCPU's largest throughput
-    :param threads: memcached's worker threads
+    :param service: gives memcached's threads, and the sets that may be its refuge
     :raises InputError: if one vCPU has no knee and was not saturated
     """
-    own = latency[latency["threads"] == threads]
+    own = latency[latency["threads"] == service.threads]
     one = _medians(own[(own["beside"] == ALONE) & (own["cores"] == 1)])
     knee, caution = _knee(one), ""
     if math.isnan(knee):
         knee = _largest_throughput(own)
         caution = "; CAUTION: p95 shows no knee, the largest throughput stands for it"
     seen = f"knee on one vCPU {knee:,.0f}/s"
+    sizes = [len(cores) for cores in service.candidates]
+    refuge, refuge_qps = _refuge(own, sizes, knee)
     scanned = scans[scans["disturbed"] == 0.0].groupby("target_qps")["p95_us"].median()
     earlier = _knee(scanned) if len(scanned) >= LEAST_SCANNED else math.nan
     slowed = earlier < knee
-    slowest = earlier / knee if slowed else 1.0
+    room = 1.0 / ROOM
     if slowed:
-        seen += f", {earlier:,.0f}/s in the scans for its largest throughput"
-    refuge, refuge_qps = _refuge(own, knee)
-    limits = {
-        f"{LOAD_OVER_KNEE:g} times that": LOAD_OVER_KNEE * knee * slowest,
-        f"{RECOVERS:g} of what its refuge serves when overloaded": (
-            RECOVERS * _overloaded_qps(own, refuge)
-        ),
-        f"what its refuge, with a knee at {refuge_qps:,.0f}/s, serves on a slower host": (
-            refuge_qps * min(1.0 / ROOM, slowest)
-        ),
-    }
-    chosen = min(limits, key=lambda limit: limits[limit])
-    most = limits[chosen]
+        if not caution:  # else there is no knee that the scans' could be compared with
+            room = min(room, earlier / knee)
+        knee = earlier
+        seen += f", {knee:,.0f}/s in the scans for its largest throughput"
+    most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times the knee on one vCPU"
+    if most > room * refuge_qps:
+        most = room * refuge_qps
+        chosen = f"{room:.2f} of its knee at {refuge_qps:,.0f}/s, for slower minutes"
     fast = min(_p95_us(curve, most) for _, curve in own[own["beside"] == ALONE].groupby("cores"))
     if slowed:
         there = float(np.interp(most, scanned.index, scanned))
@@ -471,8 +470,7 @@ def local_load(latency: pd.DataFrame, scans: pd.DataFrame, threads: int) -> Suit
     slow = _p95_us(own[own["beside"].str.endswith(f"({EQUAL})") & (own["cores"] == 1)], most)
     slo_us = math.sqrt(slow * fast)
     text = (
-        f"{seen}; memcached's refuge has {refuge} of its vCPUs; "
-        f"largest load {most:,.0f}/s, {chosen}; "
+        f"{seen}; vCPUs of memcached's refuge: {refuge}; largest load {most:,.0f}/s, {chosen}; "
         f"p95 there {fast:,.0f} us alone and {slow:,.0f} us beside work of memcached's weight; "
         f"SLO = their geometric mean = {slo_us:,.0f} us{caution}"
     )
@@ -481,23 +479,36 @@ def local_load(latency: pd.DataFrame, scans: pd.DataFrame, threads: int) -> Suit
     return Suited(most, slo_us, refuge, text)
 
 
-def _refuge(own: pd.DataFrame, one_vcpu_qps: float) -> tuple[int, float]:
+def _refuge(own: pd.DataFrame, sizes: Sequence[int], one_vcpu_qps: float) -> tuple[int, float]:
     """
     How many vCPUs memcached's refuge has, and its knee there [1/s]; inf where none was seen.
 
     :param own: all points with its threads
+    :param sizes: how many vCPUs the refuge may have, in rising order
     :param one_vcpu_qps: the knee on one vCPU
     """
-    refuge, its_qps = 0, 0.0
-    for cores in sorted(own.loc[own["beside"] == ALONE, "cores"].unique()):
-        there = own[own["cores"] == cores]
-        found = [_knee(_medians(there[there["beside"] == b])) for b in (ALONE, BACKGROUND_WORK)]
-        if cores == 1:
-            found[0] = one_vcpu_qps
-        qps = min(math.inf if math.isnan(knee) else knee for knee in found)
-        if qps > ADDS * its_qps:
-            refuge, its_qps = int(cores), qps
+    refuge, its_qps = sizes[0], math.inf
+    for vcpus in sizes:
+        there = own[own["cores"] == vcpus]
+        knees = [_knee_if_any(there[there["beside"] == b]) for b in (ALONE, BACKGROUND_WORK)]
+        if vcpus == 1:
+            knees[0] = one_vcpu_qps
+        if vcpus == sizes[0]:
+            its_qps = min((knee for knee in knees if knee == knee), default=math.inf)
+        elif np.min(knees) > its_qps * (1.0 + ADDS * (vcpus / refuge - 1.0)):  # NaN is not
+            refuge, its_qps = vcpus, min(knees)
     return refuge, its_qps
+
+
+def _knee_if_any(points: pd.DataFrame) -> float:
+    """The knee of some points [1/s]; inf where all loads were served without, NaN if not told."""
+    if points.empty:
+        return math.nan
+    knee = _knee(_medians(points))
+    served = points.groupby("target_qps")["achieved_qps"].median()
+    asked = served.index.to_numpy(np.float64)
+    all_served = math.isnan(saturation_qps(asked, served.to_numpy()))
+    return math.inf if math.isnan(knee) and all_served else knee
 
 
 def _knee(p95_us: pd.Series) -> float:
@@ -525,16 +536,6 @@ def _largest_throughput(own: pd.DataFrame) -> float:
     return found
 
 
-def _overloaded_qps(own: pd.DataFrame, vcpus: int) -> float:
-    """What memcached alone serves on so many vCPUs past saturation; inf if that was not seen."""
-    points = trusted(own[(own["beside"] == ALONE) & (own["cores"] == vcpus)], ["target_qps"])
-    medians = points.groupby("target_qps")["achieved_qps"].median()
-    served = medians.index[medians >= SATURATED * medians.index]
-    # A load below one that was served is not past saturation: something disturbed it.
-    past = medians[medians.index > served.max()] if len(served) else medians
-    return float(past.median()) if len(past) else math.inf
-
-
 def _medians(curve: pd.DataFrame) -> pd.Series:
     """p95 [us] by load: medians, because one lost moment doubles a mean."""
     return trusted(curve, ["target_qps"]).groupby("target_qps")["p95_us"].median()
@@ -559,13 +560,16 @@ def write_profile(
     :return: how load, SLO and refuge were chosen
     :raises InputError: if one vCPU has no knee and was not saturated, or a file cannot be written
     """
-    suited = local_load(latency, scans, scenario.service.threads)
+    suited = local_load(latency, scans, scenario.service)
     content = scenario.model_dump(mode="json", exclude_defaults=True)
     most = round(suited.most_qps, -3)
     content["description"] = f"{scenario.description} Measured: {suited.text}."
     content["profile"] = "profile.yaml"
     content["service"]["slo_us"] = float(round(suited.slo_us))
-    content["service"] |= _sets(scenario.service, suited.refuge)
+    usual = [list(cores) for cores in scenario.service.candidates if len(cores) <= suited.refuge]
+    largest = list(scenario.service.sets[-1])
+    overflow = largest if largest != usual[-1] else []
+    content["service"] |= {"core_choices": usual, "overflow_cores": overflow}
     content["load"] |= {"qps_min": max(1, round(LEAST_LOAD * most, -2)), "qps_max": int(most)}
     content["load"]["qps_min"] = int(content["load"]["qps_min"])
     content["control"]["wake_qps"] = float(round(WAKE * most))
@@ -577,10 +581,3 @@ def write_profile(
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     load_scenario(path)
     return suited.text
-
-
-def _sets(service: Service, refuge: int) -> dict[str, Any]:
-    """The vCPU sets of a service whose refuge has so many vCPUs, as a scenario says them."""
-    usual = [list(cores) for cores in service.rivals if len(cores) <= refuge]
-    largest = list(service.sets[-1])
-    return {"core_choices": usual, "overflow_cores": largest if len(largest) > refuge else []}

@@ -378,7 +378,7 @@ class Campaign:
     def arrangements(self) -> Iterator[Arrangement]:
         """What memcached is measured in, the most important first."""
         own = self.scenario.service.threads
-        choices = self.scenario.service.rivals
+        choices = self.scenario.service.candidates
         one = self._cores(1)
         counts = [own, *(threads for threads in self.mode.thread_counts if threads != own)]
         for threads in counts:
@@ -578,7 +578,7 @@ class Campaign:
 
     def _cores(self, number: int) -> tuple[int, ...]:
         """The first vCPU, or the vCPU set of the scenario that has so many."""
-        choices = self.scenario.service.rivals
+        choices = self.scenario.service.candidates
         return next((c for c in choices if len(c) == number), choices[0][:1])
 
     def _sweep_s(self, loads: int) -> float:

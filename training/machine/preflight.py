@@ -37,7 +37,7 @@ def require(scenario: Scenario) -> None:
         raise InputError(f"scenario {scenario.name}: its service is a group; one is measured alone")
     usable = os.sched_getaffinity(0)
     # Jobs and pressure are put on the first vCPUs.
-    missing = ({0, 1} | set(scenario.service.rivals[-1])) - usable
+    missing = ({0, 1} | set(scenario.service.candidates[-1])) - usable
     if missing:
         raise InputError(
             f"scenario {scenario.name}: wants vCPU {min(missing)}; this machine lets "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ import agents
 from deploy.records.predicted import Prediction, note_policy, predict, read_prediction
 from env.allocation import Allocation
 from env.simulator.profile import load_profile
+from tests.training.refinement.recorded import RUN, in_the_present_form
 from training.refinement import predict_run
 from training.refinement.live_replay import LiveReplay
 from training.refinement.live_run import LiveRun, read_live_run
 
-RUN = Path(__file__).with_name("run")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return shutil.copytree(RUN, tmp_path / "run")
+    return in_the_present_form(tmp_path)
 
 
 @pytest.fixture(scope="module")

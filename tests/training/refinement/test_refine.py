@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +12,12 @@ import yaml
 from agents.checkpoint import read_checkpoint
 from env.scenario import PROFILE_FOLDER, profile_hash
 from env.simulator.profile import Profile, load_profile
+from tests.training.refinement.recorded import RUN, in_the_present_form
 from training.refinement import refining
 from training.refinement.live_replay import LiveReplay
 from training.refinement.live_run import read_live_run
 from training.refinement.profile_update import Update, update
 
-RUN = Path(__file__).with_name("run")
 CHECKPOINT = "checkpoints/local.zip"
 
 
@@ -31,16 +29,6 @@ def replay() -> LiveReplay:
 @pytest.fixture(scope="module")
 def found(replay: LiveReplay) -> Update:
     return update(load_profile("local"), [replay])
-
-
-def in_the_present_form(folder: Path) -> Path:
-    """The run in a scenario that has the same vCPU sets and calls the larger one overflow."""
-    run = folder / "run"
-    shutil.copytree(RUN, run)
-    scenario = json.loads((run / "scenario.json").read_text())
-    scenario["service"] |= {"core_choices": [[0]], "overflow_cores": [0, 1]}
-    (run / "scenario.json").write_text(json.dumps(scenario))
-    return run
 
 
 def misses(replay: LiveReplay, profile: Profile) -> float:
