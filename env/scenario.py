@@ -137,8 +137,11 @@ class Service(_Part):
 
     @property
     def candidates(self) -> tuple[tuple[int, ...], ...]:
-        """Sets of which one is the refuge on a machine: the usual ones, and any with few vCPUs."""
-        # Overflow that has more vCPUs than memcached has threads serves no better.
+        """
+        Sets of which one becomes the refuge when a machine is measured.
+
+        They are the usual ones, and overflow that memcached has a thread a vCPU for.
+        """
         return tuple(s for s in self.sets if s in self.core_choices or len(s) <= self.threads)
 
     @model_validator(mode="after")

@@ -55,7 +55,7 @@ from training.statistics import significant
 FloatArray = npt.NDArray[np.float64]
 
 LOAD_OVER_KNEE = 1.15
-ADDS = 1 / 3  # a second vCPU adds more where nothing holds it, and less where a client does
+ADDS = 1 / 3  # of a proportional gain: free vCPUs add more, one that a client holds adds less
 ROOM = 1.6  # knees of one shared VM, within an hour: 179K and 115K requests/s (docs/live.md)
 LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
 LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
@@ -462,7 +462,7 @@ def local_load(latency: pd.DataFrame, scans: pd.DataFrame, service: Service) -> 
     most, chosen = LOAD_OVER_KNEE * knee, f"{LOAD_OVER_KNEE:g} times the knee on one vCPU"
     if most > room * refuge_qps:
         most = room * refuge_qps
-        chosen = f"{room:.2f} of its knee at {refuge_qps:,.0f}/s, for slower minutes"
+        chosen = f"{room:.2f} of the refuge's knee at {refuge_qps:,.0f}/s, for slower minutes"
     fast = min(_p95_us(curve, most) for _, curve in own[own["beside"] == ALONE].groupby("cores"))
     if slowed:
         there = float(np.interp(most, scanned.index, scanned))
@@ -490,18 +490,23 @@ def _refuge(own: pd.DataFrame, sizes: Sequence[int], one_vcpu_qps: float) -> tup
     refuge, its_qps = sizes[0], math.inf
     for vcpus in sizes:
         there = own[own["cores"] == vcpus]
-        knees = [_knee_if_any(there[there["beside"] == b]) for b in (ALONE, BACKGROUND_WORK)]
+        knees = [_knee_if_told(there[there["beside"] == b]) for b in (ALONE, BACKGROUND_WORK)]
         if vcpus == 1:
-            knees[0] = one_vcpu_qps
+            knees[0] = one_vcpu_qps  # for which a throughput may stand
         if vcpus == sizes[0]:
-            its_qps = min((knee for knee in knees if knee == knee), default=math.inf)
-        elif np.min(knees) > its_qps * (1.0 + ADDS * (vcpus / refuge - 1.0)):  # NaN is not
+            its_qps = min((knee for knee in knees if not math.isnan(knee)), default=math.inf)
+        # A NaN among the knees makes this false: what is not told makes no refuge.
+        elif np.min(knees) > its_qps * (1.0 + ADDS * (vcpus / refuge - 1.0)):
             refuge, its_qps = vcpus, min(knees)
     return refuge, its_qps
 
 
-def _knee_if_any(points: pd.DataFrame) -> float:
-    """The knee of some points [1/s]; inf where all loads were served without, NaN if not told."""
+def _knee_if_told(points: pd.DataFrame) -> float:
+    """
+    The knee of a sweep [1/s]: inf where every load was served without one, NaN if it is not told.
+
+    :param points: of one vCPU set beside one kind of work; there may be none
+    """
     if points.empty:
         return math.nan
     knee = _knee(_medians(points))
