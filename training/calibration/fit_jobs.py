@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,11 +49,19 @@ from training.calibration.priors import (
     Prior,
 )
 from training.calibration.service_problem import soft_l1
+from training.processes import side_by_side
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BOOTSTRAPS = 16
+
+TOLERANCE = 1e-6
+"""
+Relative change of the loss at which a fit ends.
+
+With 1e-8 a fit takes up to twice as long, and no parameter differs by more than 0.2 %.
+"""
 
 SIBLINGS_8 = np.array([1, 0, 3, 2, 5, 4, 7, 6], dtype=np.int64)
 """Of the machine of the scaling tables."""
@@ -291,7 +300,9 @@ def fit_jobs(
 
     free = np.concatenate([low, np.full(n_extra, -1.0)])
     top = np.concatenate([high, np.full(n_extra, 1.0)])
-    found = least_squares(residuals, x0, bounds=(free, top), x_scale="jac", max_nfev=500)
+    found = least_squares(
+        residuals, x0, bounds=(free, top), x_scale="jac", ftol=TOLERANCE, xtol=1e-6, max_nfev=500
+    )
     params, host = _unpack(names, found.x)
     of_host = dict(zip(HOST_FIELDS, host.tolist(), strict=True))
     margin = 1e-3
@@ -327,13 +338,11 @@ def job_spreads(
     """
     names, _ = _free_parameters(scaling, HOST_PRIORS)
     rng = np.random.default_rng(2025)
-    draws = []
-    for _ in range(BOOTSTRAPS):
-        weights = rng.exponential(size=len(states.groups))
-        weights *= len(weights) / weights.sum()
-        by_name = dict(zip(states.groups, weights.tolist(), strict=True))
-        draw = fit_jobs(states, scaling, fit, by_name)
-        draws.append([np.log(_value(draw, name)) for name in names])
+    weights = rng.exponential(size=(BOOTSTRAPS, len(states.groups)))
+    weights *= len(states.groups) / weights.sum(axis=1, keepdims=True)
+    by_group = [dict(zip(states.groups, row, strict=True)) for row in weights.tolist()]
+    fits = side_by_side(partial(fit_jobs, states, scaling, fit), by_group)
+    draws = [[np.log(_value(draw, name)) for name in names] for draw in fits]
     spread = np.hypot(fit.standard_errors, np.std(draws, axis=0))
     params = np.full((len(JOBS), len(JOB_FIELDS)), FIXED_SPREAD)
     host = {}

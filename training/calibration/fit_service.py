@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,13 @@ import numpy.typing as npt
 from env.errors import InputError
 from env.physics.service import CPU_LIMIT, SERVICE_FIELDS
 from env.simulator.profile import Parameter, Vm
-from training.calibration.intervals import read_intervals
+from training.calibration.intervals import Intervals, read_intervals
 from training.calibration.logs.tables import Remark
 from training.calibration.priors import FREE, SERVICE_PRIORS, STATED_SPREAD
-from training.calibration.scans import cpu_limit, read_scans
+from training.calibration.scans import Scans, cpu_limit, read_scans
 from training.calibration.service_errors import in_sample_errors, left_out_errors, widening
 from training.calibration.service_problem import TAIL, Problem, params_of
+from training.processes import side_by_side
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -117,16 +119,20 @@ def _spread(problem: Problem, x: FloatArray, groups: Sequence[str], seed: int) -
     measured (a Bayesian bootstrap that weighs the groups at random).
     """
     rng = np.random.default_rng(seed)
-    tail = float(np.exp(x[TAIL]))
-    draws = []
-    for _ in range(BOOTSTRAPS):
-        weights = rng.exponential(size=len(groups))
-        weights *= len(groups) / weights.sum()
-        by_group = dict(zip(groups, weights.tolist(), strict=True))
-        resampled = Problem(problem.scans, problem.intervals, by_group)
-        draws.append(resampled.solve(tail, x)[: len(FREE)])
+    weights = rng.exponential(size=(BOOTSTRAPS, len(groups)))
+    weights *= len(groups) / weights.sum(axis=1, keepdims=True)
+    by_group = [dict(zip(groups, row, strict=True)) for row in weights.tolist()]
+    draws = side_by_side(partial(_resampled, problem.scans, problem.intervals, x), by_group)
     spread = np.maximum(np.hypot(problem.spread(x), np.std(draws, axis=0)), LEAST_SPREAD)
     return dict(zip(FREE, spread.tolist(), strict=True)) | STATED_SPREAD
+
+
+def _resampled(
+    scans: Scans, intervals: Intervals, x: FloatArray, weights: Mapping[str, float]
+) -> FloatArray:
+    """The fitted parameters' logarithms where the groups weigh differently."""
+    tail = float(np.exp(x[TAIL]))
+    return Problem(scans, intervals, weights).solve(tail, x)[: len(FREE)]
 
 
 def _between_vms(log_factors: FloatArray) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +22,31 @@ from training.calibration.service_prediction import (
     predict_scans,
 )
 from training.calibration.service_problem import Problem, fit_vm, params_of
+from training.processes import side_by_side
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """
+    What is said of one group by a fit that never saw it.
+
+    :param rows: int64[n], numbers of the group's intervals
+    :param new_vm_us: float64[n], p95 predicted for a VM never seen [us]
+    :param known_vm_us: float64[n], p95 predicted for the VM that other runs show [us]
+    :param lookup_us: float64[n], p95 of intervals alike [us]
+    :param curves: relative error of its scans' curves, by what is predicted, a number per VM
+    :param inside: whether the speed of each scanned VM is inside the 90 % interval
+    """
+
+    rows: IntArray
+    new_vm_us: FloatArray
+    known_vm_us: FloatArray
+    lookup_us: FloatArray
+    curves: dict[str, list[float]]
+    inside: list[bool]
 
 
 def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -> dict[str, float]:
@@ -33,42 +57,17 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
     :param intervals: intervals of runs
     :param groups: the groups to leave out, one after the other
     """
-    count = len(intervals.qps)
-    new_vm = np.full(count, np.nan)
-    known_vm = np.full(count, np.nan)
-    lookup = np.full(count, np.nan)
-    names = intervals.group()
+    new_vm, known_vm, lookup = np.full((3, len(intervals.qps)), np.nan)
     curves: dict[str, list[float]] = {}
     inside = []
-    for group in groups:
-        others = [other for other in groups if other != group]
-        if not others:
-            continue
-        problem = Problem(scans, intervals, {group: 0.0})
-        if group in intervals.groups:
-            x = problem.solve_all(others)
-        else:  # scans alone do not see the tail
-            x = problem.solve(SERVICE_PRIORS["tail_shape"].median)
-        params = params_of(x)
-        rows = np.flatnonzero((names == group) & intervals.batch)
-        if len(rows):
-            ones = np.ones(len(intervals.vm_names))
-            new_vm[rows] = predict_intervals(intervals, params, ones, ones)[rows]
-            known_vm[rows] = predict_new_runs(intervals, params, scans.speed_sd, rows)
-            train = np.flatnonzero((names != group) & intervals.batch)
-            lookup[rows] = _lookup_p95(intervals, train, rows)
-        seen = np.array([name != group for name in scans.groups()])
-        width = vm_width(x[problem.parts.scan_speed][seen], scans.speed_sd)
-        for vm in np.flatnonzero(~seen):
-            own = scans.of_vm(int(vm))
-            if not len(own.qps):
-                continue
-            for label, with_idle in (("speed", False), ("speed and idle", True)):
-                factors = fit_vm(own, None, params, scans.speed_sd, with_idle)
-                for what, error in curve_errors(own, params, *factors).items():
-                    curves.setdefault(f"scan, {label}, {what}", []).append(abs(error))
-                if not with_idle:
-                    inside.append(abs(np.log(factors[0])) <= norm.ppf(0.95) * width)
+    left_out = partial(_left_out, scans, intervals, groups)
+    for found in side_by_side(left_out, groups if len(groups) > 1 else ()):
+        new_vm[found.rows] = found.new_vm_us
+        known_vm[found.rows] = found.known_vm_us
+        lookup[found.rows] = found.lookup_us
+        inside += found.inside
+        for what, errors_of in found.curves.items():
+            curves.setdefault(what, []).extend(errors_of)
     held = intervals.batch & (intervals.p95_us <= intervals.slo_us) & np.isfinite(lookup)
 
     def median(p95: FloatArray) -> float:
@@ -92,6 +91,42 @@ def left_out_errors(scans: Scans, intervals: Intervals, groups: Sequence[str]) -
     if inside:
         errors["left-out VMs inside the 90 % interval of vm_speed, share"] = float(np.mean(inside))
     return errors
+
+
+def _left_out(scans: Scans, intervals: Intervals, groups: Sequence[str], group: str) -> LeftOut:
+    """Fit without one group, then predict it."""
+    problem = Problem(scans, intervals, {group: 0.0})
+    if group in intervals.groups:
+        x = problem.solve_all([other for other in groups if other != group])
+    else:  # scans alone do not see the tail
+        x = problem.solve(SERVICE_PRIORS["tail_shape"].median)
+    params = params_of(x)
+    names = intervals.group()
+    rows = np.flatnonzero((names == group) & intervals.batch)
+    train = np.flatnonzero((names != group) & intervals.batch)
+    ones = np.ones(len(intervals.vm_names))
+    seen = np.array([name != group for name in scans.groups()])
+    width = vm_width(x[problem.parts.scan_speed][seen], scans.speed_sd)
+    curves: dict[str, list[float]] = {}
+    inside = []
+    for vm in np.flatnonzero(~seen):
+        own = scans.of_vm(int(vm))
+        if not len(own.qps):
+            continue
+        for label, with_idle in (("speed", False), ("speed and idle", True)):
+            factors = fit_vm(own, None, params, scans.speed_sd, with_idle)
+            for what, error in curve_errors(own, params, *factors).items():
+                curves.setdefault(f"scan, {label}, {what}", []).append(abs(error))
+            if not with_idle:
+                inside.append(bool(abs(np.log(factors[0])) <= norm.ppf(0.95) * width))
+    return LeftOut(
+        rows,
+        predict_intervals(intervals, params, ones, ones)[rows],
+        predict_new_runs(intervals, params, scans.speed_sd, rows),
+        _lookup_p95(intervals, train, rows),
+        curves,
+        inside,
+    )
 
 
 def in_sample_errors(problem: Problem, x: FloatArray) -> dict[str, float]:

@@ -6,8 +6,9 @@ Fit a profile to measured runs: the parameters of one kind of VM, each with its 
 Three steps: the jobs' memory pressure (with memcached's capacity straight from its scans), then
 memcached with that pressure, then the jobs with memcached's fitted capacity. What is left out,
 and why, is printed and stored in the profile. Nothing depends on time or chance but the bootstrap,
-whose seed is fixed: the same tables give the same file, bit for bit. A fit that does not converge,
-or ends on a bound, says so and writes nothing.
+whose seed is fixed: the same tables give the same file, bit for bit, on processors of one kind;
+another kind adds up in another order. A fit that does not converge, or ends on a bound, says so
+and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable
@@ -51,6 +54,7 @@ from training.calibration.logs.tables import Remark, summarise
 from training.calibration.logs.traces import RunTrace
 from training.calibration.run_parameters import KnownVms, profile_fit, scatter_of
 from training.calibration.scans import read_points
+from training.processes import side_by_side
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -158,15 +162,13 @@ def _left_out_duration_errors(
     runs: Sequence[RunTrace], scaling: Scaling, occupancy: Occupancy, start: JobFit
 ) -> FloatArray:
     """Relative errors of job durations, each group predicted by a fit to the others."""
-    result = []
-    for group in dict.fromkeys(run.group for run in runs):
-        others = [run for run in runs if run.group != group]
-        own = [run for run in runs if run.group == group]
-        if not others:
-            continue
-        fit = fit_jobs(build_states(others, occupancy), scaling, start)
-        result.append(duration_errors(build_states(own, occupancy), fit))
-    return np.concatenate(result) if result else np.zeros(0)
+    groups = tuple(dict.fromkeys(run.group for run in runs))
+    if len(groups) < 2:
+        return np.zeros(0)
+    own = [build_states([run for run in runs if run.group == one], occupancy) for one in groups]
+    others = [build_states([run for run in runs if run.group != one], occupancy) for one in groups]
+    fits = side_by_side(partial(fit_jobs, scaling=scaling, start=start), others)
+    return np.concatenate(list(map(duration_errors, own, fits)))
 
 
 def check(fit: JobFit) -> None:
@@ -320,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     given = parser().parse_args(argv)
     console = Console(soft_wrap=True)
-    with exit_on_bad_input():
+    with exit_on_bad_input(), threadpool_limits(1):
         require_writable(given.out)
         profile = calibrate(given.data, given.profile, console)
         try:
