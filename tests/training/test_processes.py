@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from threadpoolctl import threadpool_info
 
-from training.processes import process_pool
+from training.processes import process_pool, side_by_side
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,3 +47,14 @@ def test_a_pool_that_an_exception_ends_leaves_no_thread_behind() -> None:
         raise KeyboardInterrupt
     assert threading.active_count() == before
     assert multiprocessing.active_children() == []
+
+
+def _threads(_: int) -> int:
+    """How many threads the linear algebra of this process has at most."""
+    return max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+
+
+def test_what_is_done_side_by_side_comes_in_order_and_fights_for_no_vcpu() -> None:
+    assert side_by_side(abs, range(-3, 3)) == [3, 2, 1, 0, 1, 2]
+    assert side_by_side(abs, []) == []
+    assert side_by_side(_threads, range(2)) == [1, 1]

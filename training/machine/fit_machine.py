@@ -542,8 +542,8 @@ def _largest_throughput(own: pd.DataFrame) -> float:
 
 
 def _medians(curve: pd.DataFrame) -> pd.Series:
-    """p95 [us] by load: medians, because one lost moment doubles a mean."""
-    return trusted(curve, ["target_qps"]).groupby("target_qps")["p95_us"].median()
+    """p95 [us] by load where one is known: medians, because one lost moment doubles a mean."""
+    return trusted(curve, ["target_qps"]).groupby("target_qps")["p95_us"].median().dropna()
 
 
 def _p95_us(curve: pd.DataFrame, qps: float) -> float:

@@ -291,6 +291,16 @@ def test_load_and_slo_follow_their_rule(scenario: Scenario) -> None:
         local_load(below, NO_SCANS, SERVICE)
 
 
+def test_a_load_at_which_the_probe_saw_no_request_tells_nothing(scenario: Scenario) -> None:
+    latency, _, _ = machine_tables(scenario)
+    known = local_load(latency, NO_SCANS, SERVICE)
+    alone = (latency["cores"] == 1) & (latency["beside"] == "none")
+    below = latency.loc[alone & (latency["target_qps"] < known.most_qps), "target_qps"].max()
+    there = alone & (latency["target_qps"] == below)
+    blind = latency.assign(p95_us=latency["p95_us"].mask(there))
+    assert local_load(blind, NO_SCANS, SERVICE) == local_load(latency[~there], NO_SCANS, SERVICE)
+
+
 def test_of_sweep_and_scans_the_slower_one_sets_load_and_slo(scenario: Scenario) -> None:
     """The host gave memcached half as much again in the minute of the sweep."""
     latency, _, _ = machine_tables(scenario)
