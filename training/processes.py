@@ -14,14 +14,13 @@ from threadpoolctl import threadpool_limits
 PR_SET_PDEATHSIG = 1
 """From Linux' prctl.h."""
 
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """
-    What independent pieces of work give, in their order, a process a vCPU.
+    Do independent pieces of work in several processes, one a vCPU; what they give, in their order.
 
     :param work: a function that pickle knows; each piece is done by one call
     :param items: what to call it with
@@ -62,7 +61,11 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin(starter: int) -> None:
-    """Have the kernel end this process with the one that started it, which has no say in that."""
+    """
+    Give this process one thread for linear algebra, and have the kernel end it with its starter.
+
+    :param starter: the process that started it, which has no say in that
+    """
     threadpool_limits(1)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != starter:  # it was too late for that

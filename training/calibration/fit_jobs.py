@@ -58,7 +58,7 @@ BOOTSTRAPS = 16
 
 TOLERANCE = 1e-6
 """
-Relative change of the loss at which a fit ends.
+Relative change of the loss, or of the unknowns, at which a fit ends.
 
 With 1e-8 a fit takes up to twice as long, and no parameter differs by more than 0.2 %.
 """
@@ -301,7 +301,13 @@ def fit_jobs(
     free = np.concatenate([low, np.full(n_extra, -1.0)])
     top = np.concatenate([high, np.full(n_extra, 1.0)])
     found = least_squares(
-        residuals, x0, bounds=(free, top), x_scale="jac", ftol=TOLERANCE, xtol=1e-6, max_nfev=500
+        residuals,
+        x0,
+        bounds=(free, top),
+        x_scale="jac",
+        ftol=TOLERANCE,
+        xtol=TOLERANCE,
+        max_nfev=500,
     )
     params, host = _unpack(names, found.x)
     of_host = dict(zip(HOST_FIELDS, host.tolist(), strict=True))

@@ -36,7 +36,7 @@ class LeftOut:
     :param rows: int64[n], numbers of the group's intervals
     :param new_vm_us: float64[n], p95 predicted for a VM never seen [us]
     :param known_vm_us: float64[n], p95 predicted for the VM that other runs show [us]
-    :param lookup_us: float64[n], p95 of intervals alike [us]
+    :param lookup_us: float64[n], median p95 at a like load on as many vCPUs, NaN if none [us]
     :param curves: relative error of its scans' curves, by what is predicted, a number per VM
     :param inside: whether the speed of each scanned VM is inside the 90 % interval
     """
