@@ -27,7 +27,7 @@ from training.machine import actuation
 from training.machine import testbed as testbed_module
 from training.machine.characterisation import machine_name, main
 from training.machine.experiment import Factor
-from training.machine.fit_machine import fit_machine, write_profile
+from training.machine.fit_machine import ROOM, fit_machine, write_profile
 from training.machine.machine_report import Measured, write_report
 from training.machine.measure import (
     GRID,
@@ -57,6 +57,9 @@ live = pytest.mark.skipif(
 CONNECTIONS = Factor("connections", (2, 8))
 STARTS = 3
 """Of a job, where a campaign of a user's makes more; each is a container made and removed."""
+
+CALM_SERVED = 0.5
+"""Of a load far below saturation, at least: less was measured while somebody else had the CPU."""
 
 TRIES = 4
 """Campaigns at most until one tells: a machine that is stolen from now is calm a minute later."""
@@ -92,7 +95,8 @@ def measured(
         few.setattr(actuation, "STARTS", STARTS)
         for _ in range(TRIES):
             out = tiny_campaign(scenario, tmp_path_factory.mktemp("campaign"))
-            if passed_saturation(pd.read_csv(out / "latency.csv")):
+            tells = passed_saturation(pd.read_csv(out / "latency.csv"))
+            if tells and served_when_calm(pd.read_csv(out / "factorial.csv")) > CALM_SERVED:
                 break
     return out
 
@@ -101,6 +105,12 @@ def passed_saturation(latency: pd.DataFrame) -> bool:
     """Whether one vCPU's sweep says where its end is; in windows of 0.2 s stolen time hides it."""
     one = latency[(latency["cores"] == 1) & (latency["beside"] == "none")]
     return bool(one["achieved_qps"].max() < SATURATED * one["target_qps"].max())
+
+
+def served_when_calm(factorial: pd.DataFrame) -> float:
+    """Which part of the experiment's smaller load was served: one window of each combination."""
+    calm = factorial[factorial["target_qps"] == factorial["target_qps"].min()]
+    return float((calm["achieved_qps"] / calm["target_qps"]).median())
 
 
 def tiny_campaign(scenario: Scenario, out: Path) -> Path:
@@ -167,7 +177,7 @@ def test_connections_are_a_factor_of_the_experiment(measured: Path) -> None:
     runs = pd.read_csv(measured / "factorial.csv")
     calm = runs[runs["target_qps"] == runs["target_qps"].min()]
     assert set(calm["connections"]) == {2, 8}
-    assert (calm["achieved_qps"] / calm["target_qps"]).median() > 0.5
+    assert served_when_calm(runs) > CALM_SERVED
 
 
 @live
@@ -196,7 +206,8 @@ def test_what_was_measured_becomes_profile_scenario_and_report(
     made = load_scenario(measured / "scenario.yaml")
     one = latency[(latency["cores"] == 1) & (latency["beside"] == "none")]
     served = one.loc[one["target_qps"] >= one["target_qps"].median(), "achieved_qps"]
-    assert 0.3 * served.median() < made.load.qps_max < latency["achieved_qps"].max()
+    least_knee = 0.3 * served.median()
+    assert least_knee / ROOM < made.load.qps_max < latency["achieved_qps"].max()
     assert load_profile(made.profile).name == "here"
     tables = Measured(latency, jobs, actuation, factorial, TINY.factors)
     lines, summary = write_report(made, profile, tables, measured)
