@@ -196,7 +196,7 @@ def steered(
     """
     folder, state, recorder = parts.folder, parts.state, parts.recorder
     hierarchy = usable_hierarchy()
-    runtime = make_runtime(state, hierarchy)
+    runtime = make_runtime(state, hierarchy, apart_from_service(parts.scenario))
     groups = None
     if pods is None:
         groups = group_maker(state, hierarchy, [who.pid for who in parts.service])
@@ -460,12 +460,24 @@ def usable_hierarchy() -> Hierarchy | None:
     return hierarchy if writable else None
 
 
-def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
+def apart_from_service(scenario: Scenario) -> tuple[int, ...]:
+    """
+    The vCPUs that memcached does not have even on the largest of its usual sets that leaves some.
+
+    :param scenario: names the sets
+    """
+    vcpus = set(range(scenario.machine.vcpus))
+    left = [vcpus - set(cores) for cores in scenario.service.core_choices]
+    return tuple(sorted(min((some for some in left if some), key=len, default=())))
+
+
+def make_runtime(state: State, hierarchy: Hierarchy | None, apart: Sequence[int] = ()) -> Runtime:
     """
     The runtime of a deployment's jobs.
 
     :param state: names the runtime and its rights
     :param hierarchy: how control groups are mounted, if they are
+    :param apart: see `DockerRuntime`
     :raises InputError: if jobs cannot be run that way on this machine
     """
     if state.runtime == "process":
@@ -474,7 +486,7 @@ def make_runtime(state: State, hierarchy: Hierarchy | None) -> Runtime:
         raise InputError("containers need control groups this user may write; use sudo")
     from deploy.jobs.containers import DockerRuntime
 
-    return DockerRuntime(hierarchy, state.nonce, state.docker, state.privileged)
+    return DockerRuntime(hierarchy, state.nonce, state.docker, state.privileged, apart)
 
 
 def group_maker(

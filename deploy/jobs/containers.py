@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +28,7 @@ from deploy.jobs.runtimes import (
 )
 from deploy.linux import standing
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
+from deploy.linux.service_process import pin, stat_fields
 from deploy.records import proof
 from env.allocation import Weight
 from env.errors import fault
@@ -47,6 +48,9 @@ LARGEST_FILE_MIB = 64
 """What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
 its proof, which is on the machine's disk and must not fill it."""
 
+SUPERVISOR = b"containerd-shim"
+"""How the name of a container's parent begins: containerd starts one for each container."""
+
 OOM_EVENTS = {
     1: "/sys/fs/cgroup/memory/memory.oom_control",
     2: "/sys/fs/cgroup/memory.events",
@@ -62,17 +66,24 @@ class DockerRuntime:
     :param nonce: marks our containers
     :param url: the daemon; the environment's own if none is given
     :param privileged: give containers Docker's default rights and a writable file system
+    :param apart: vCPUs of the processes that look after our containers; none leaves them alone
     """
 
     name = "docker"
 
     def __init__(
-        self, hierarchy: Hierarchy, nonce: str, url: str | None = None, privileged: bool = False
+        self,
+        hierarchy: Hierarchy,
+        nonce: str,
+        url: str | None = None,
+        privileged: bool = False,
+        apart: Sequence[int] = (),
     ):
         self._hierarchy = hierarchy
         self._nonce = nonce
         self._url = url
         self._privileged = privileged
+        self._apart = tuple(apart)
         self._client: docker.DockerClient | None = None
 
     def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
@@ -196,9 +207,23 @@ class DockerRuntime:
         container, pid = inspected["Id"], int(inspected["State"]["Pid"])
         if pid:
             with contextlib.suppress(OSError):  # it may have ended already
+                self._keep_apart(pid)
                 placement = GroupPlacement(attempt.group, cpuset_folder(self._hierarchy, pid))
                 return Instance(attempt, container, pid, os.pidfd_open(pid), placement)
         return Instance(attempt, container, 0, -1, None)
+
+    def _keep_apart(self, pid: int) -> None:
+        """
+        Keep who looks after a container, and all that it starts, off memcached's vCPUs.
+
+        When the container ends it clears up at normal weight, for some 50 ms (docs/live.md).
+
+        :raises OSError: if the container has ended
+        """
+        supervisor = int(stat_fields(pid)[1])
+        is_ours = Path(f"/proc/{supervisor}/comm").read_bytes().startswith(SUPERVISOR)
+        if self._apart and is_ours:
+            pin(supervisor, self._apart)
 
     def _container_name(self, attempt: Attempt) -> str:
         return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"

@@ -16,7 +16,7 @@ from statistics import median
 import pytest
 
 from deploy import check
-from deploy.assembly import usable_hierarchy
+from deploy.assembly import apart_from_service, usable_hierarchy
 from deploy.jobs import gate, placement
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import GroupPlacement, TaskPlacement
@@ -31,7 +31,7 @@ from deploy.linux.cgroups import (
     job_groups_beside,
     members,
 )
-from deploy.linux.service_process import affinities, identify, pin
+from deploy.linux.service_process import affinities, identify, pin, stat_fields
 from deploy.records.proof import prepare
 from deploy.settings import Settings
 from env.allocation import Weight
@@ -327,6 +327,29 @@ def test_a_container_is_paused_and_goes_on(beside, scenario_file, docker_daemon,
         place.set_paused(False)
         assert not place.paused()
         until_it_has_used(place, used_s + 0.1)
+    finally:
+        runtime.remove(instance)
+        os.close(instance.ended)
+
+
+@needs_docker
+def test_who_looks_after_a_container_stays_off_memcacheds_vcpus(
+    beside, scenario_file, docker_daemon, tmp_path
+):
+    _, job = beside
+    scenario = load_scenario(scenario_file(dedup=["sleep", "100{threads}"]))
+    apart = apart_from_service(scenario)
+    assert apart and not set(apart) & set(scenario.service.core_choices[0])
+    runtime = DockerRuntime(job.hierarchy, f"test{os.getpid()}", docker_daemon.url, apart=apart)
+    folder = tmp_path / "attempt"
+    folder.mkdir(mode=0o777)
+    prepare(folder)
+    gate.make(folder)
+    instance = runtime.start(Attempt(scenario.jobs[0], 1, folder, job), (0,), Weight.NORMAL)
+    try:
+        supervisor = int(stat_fields(instance.pid)[1])
+        assert set(affinities(supervisor).values()) == {apart}
+        assert instance.placement.cores() == (0,)
     finally:
         runtime.remove(instance)
         os.close(instance.ended)
