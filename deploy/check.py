@@ -222,7 +222,7 @@ def _goes_first(hierarchy: Hierarchy, record: ServiceRecord, who: tuple[Identity
         left = precedence.put_back(record.who, weighing)
     except (InputError, OSError) as error:
         return Finding(WARNING, what, f"not put there: {_reason(error)}")
-    return Finding(FAULT, what, left) if left else Finding(OK, what, f"by {weighing.group}")
+    return Finding(FAULT, what, left) if left else Finding(OK, what, precedence.in_words(weighing))
 
 
 def _cycles(who: tuple[Identity, ...]) -> Finding:

@@ -19,7 +19,8 @@ class JobContext:
     What all jobs of a deployment share.
 
     :param runtime: who runs them
-    :param worker: a single thread, for calls that block
+    :param worker: a single thread, for calls that block: making and removing
+    :param attendant: another one for what has ended, which is known while Docker takes seconds
     :param folder: where state and proofs are
     :param state: what is kept there
     :param group_for: makes a job's control group; None where groups cannot be written
@@ -30,6 +31,7 @@ class JobContext:
 
     runtime: Runtime
     worker: Executor
+    attendant: Executor
     folder: StateFolder
     state: State
     group_for: Callable[[str], JobGroup] | None

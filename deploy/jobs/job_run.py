@@ -1,9 +1,8 @@
 """
 One job on its way through its attempts: what it should have, what it has, what is to be done.
 
-The loop's thread owns everything here. What may block is handed to a single worker thread, one
-call per job at a time; its result is picked up at a later poll. What failed is tried
-again after a pause.
+The loop's thread owns everything here. What may block is handed to another, one call per job at a
+time; a later poll picks up its result. What failed is tried again after a pause.
 
 An attempt is made ahead and waits at its gate (`deploy.jobs.gate`). The loop opens that itself once
 the start is decided and written down; up to there the job counts as not started.
@@ -97,6 +96,7 @@ class JobRun:
         self._passed = self._ended = False  # the attempt is past its gate, has ended
         self._spares = SPARES
         self._to_remove: Instance | None = None
+        self.kept_from_s = 0.0  # since when that has been kept
         self._call: _Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
@@ -467,7 +467,9 @@ class JobRun:
             record.begun_s = min(max(record.start_s or 0.0, now_s - ago_s), now_s)
 
     def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
-        self._call = _Call(what, self._context.worker.submit(work, *arguments), now_s)
+        context = self._context
+        who = context.attendant if what == "ending" else context.worker
+        self._call = _Call(what, who.submit(work, *arguments), now_s)
 
     def _finish(self, call: _Call, now_s: float) -> None:
         try:
@@ -579,7 +581,7 @@ class JobRun:
                 self._group.set_frozen(False)
         self._note_resumed(now_s)
         self.close()
-        self._to_remove = self.instance
+        self._to_remove, self.kept_from_s = self.instance, now_s
         self.instance, self._passed, self._ended = None, False, False
         self.record.opened, self.record.key = False, ""
         self._written = _Written()

@@ -1,30 +1,41 @@
 """
 memcached goes before the machine's other programs while a deployment lasts.
 
-`training.characterise` measures memcached in a control group that outweighs the machine. A
-deployment finds it with everybody's weight, and a busy program on its vCPU then keeps it waiting
-for whole slices. So memcached's own group weighs `TIMES` as much as it was found with: its control
-group, or in the root group its session's autogroup (sched(7)), by which the kernel tells sessions
-apart there. A nice value of memcached's threads would act within that session only.
+A deployment finds it with everybody's weight, and a busy program on its vCPU then keeps it waiting
+for whole slices. So its threads get the kernel's real-time class SCHED_RR, at the least priority
+(`deploy.linux.standing`): they run as soon as they wake, whoever else does. More weight does not
+do that: a program that begins to run on memcached's vCPU got whole slices before a memcached of 87
+times its weight (docs/live.md).
 
-A group that memcached shares with other programs is left alone, as they would be lifted with it.
+Where the kernel refuses that class, memcached's own group weighs `TIMES` as much as it was found
+with: its control group, or in the root group its session's autogroup (sched(7)), by which the
+kernel tells sessions apart there. A nice value of memcached's threads would act within that session
+only. A group that memcached shares with other programs is left alone, as they would be lifted with
+it.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from deploy.jobs.placement import session_members
-from deploy.linux import service_process
+from deploy.linux import service_process, standing
 from deploy.linux.cgroups import GONE, Hierarchy, group_weight, members, weight_file
 from deploy.linux.service_process import Identity
 from deploy.records.state import Weighing
 from env.errors import InputError, fault
 
+CLASS = os.SCHED_RR
+"""memcached's threads take turns on a vCPU that they share, as its workers are equals."""
+
+FOUND = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH"}
+"""The classes of threads that can be put first; another was given to them for a reason."""
+
 TIMES = 100
 """
-How much more memcached's group weighs.
+How much more memcached's group weighs, where weight is all there is.
 
 When another program begins to run on memcached's vCPU, four to five times as many requests are late
 with ten in its place (docs/live.md). On a vCPU that memcached never leaves, a loop that has no
@@ -43,14 +54,17 @@ SWITCH = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 def weighed(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
     """
-    What memcached's own group weighs now.
+    What memcached's threads, or its own group, have now, and would have more of if put first.
 
     :param pid: a process of memcached's
     :param hierarchy: how control groups are mounted
     :param own: all processes of memcached's, which may be of one group
     :raises OSError: if the process is gone, or the kernel does not say
-    :raises InputError: if memcached has no group of its own; says why
+    :raises InputError: if the class cannot be had, and memcached has no group of its own
     """
+    before = os.sched_getscheduler(pid)
+    if before in FOUND and _may_have_class(pid, before):
+        return Weighing(f"/proc/{pid}/task", before)
     group = hierarchy.group_of(pid)
     if group == PurePosixPath("/"):
         if SWITCH.read_text(encoding="utf-8").strip() != "1":
@@ -63,13 +77,15 @@ def weighed(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
 
 def put_first(pid: int, weighing: Weighing) -> None:
     """
-    Have memcached's group weigh `TIMES` what it was found with.
+    Have memcached go before others by the means that was found for it.
 
     :param pid: a process of memcached's
     :param weighing: what it was found with, written down before
     :raises OSError: if the kernel refuses
     """
-    if _is_autogroup(weighing):
+    if _is_class(weighing):
+        standing.set_class(pid, CLASS, standing.SERVICE)
+    elif _is_autogroup(weighing):
         _write_nice(pid, min(NICE, weighing.before))
     else:
         file = Path(weighing.group)
@@ -79,13 +95,15 @@ def put_first(pid: int, weighing: Weighing) -> None:
 
 def put_back(who: Identity, weighing: Weighing) -> str:
     """
-    Have memcached's group weigh what it was found with, and read that back.
+    Have memcached stand as it was found, and read that back.
 
     :param who: the process of memcached's
-    :param weighing: what its group was found with
-    :return: what could not be put back, in one line; empty if all was, or the group is gone
+    :param weighing: what it was found with
+    :return: what could not be put back, in one line; empty if all was, or it is gone
     """
     try:
+        if _is_class(weighing):
+            return _put_class_back(who, weighing.before)
         if not _is_autogroup(weighing):
             file = Path(weighing.group)
             file.write_text(str(weighing.before), encoding="utf-8")
@@ -101,6 +119,46 @@ def put_back(who: Identity, weighing: Weighing) -> str:
         return f"memcached's {weighing.group} does not weigh {weighing.before}: {fault(error)}"
     if now != weighing.before:
         return f"memcached's {weighing.group} weighs {now}, not {weighing.before}"
+    return ""
+
+
+def in_words(weighing: Weighing) -> str:
+    """
+    What memcached goes before others by.
+
+    :param weighing: what it was found with
+    """
+    if _is_class(weighing):
+        return "by the real-time class of its threads"
+    return f"by the weight of {weighing.group}"
+
+
+def _is_class(weighing: Weighing) -> bool:
+    return weighing.group.startswith("/proc/")
+
+
+def _may_have_class(pid: int, before: int) -> bool:
+    """
+    Whether the kernel lets memcached's threads have the class: its first one has it for a moment.
+
+    Nothing else tells: it depends on our rights, on the kernel's RT_GROUP_SCHED and on the group.
+    """
+    try:
+        os.sched_setscheduler(pid, CLASS, os.sched_param(standing.SERVICE))
+    except OSError:
+        return False
+    os.sched_setscheduler(pid, before, os.sched_param(0))
+    return True
+
+
+def _put_class_back(who: Identity, before: int) -> str:
+    if not service_process.is_alive(who):
+        return ""
+    standing.set_class(who.pid, before, 0)
+    for thread in service_process.thread_ids(who.pid):
+        with contextlib.suppress(ProcessLookupError):  # a thread may end
+            if os.sched_getscheduler(thread) != before:
+                return f"memcached's thread {thread} does not have {FOUND[before]} back"
     return ""
 
 

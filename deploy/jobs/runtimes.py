@@ -1,7 +1,7 @@
 """
 Who runs the jobs: plain processes here, containers in `deploy.jobs.containers`.
 
-An attempt is one try at a job. All calls may block and are made by the actuator's worker thread,
+An attempt is one try at a job. All calls may block and are made by the actuator's two threads,
 never by the loop; a job's place on the machine is changed through its `Placement` instead.
 """
 

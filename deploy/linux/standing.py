@@ -1,10 +1,10 @@
 """
 Where a process stands with the kernel: whom it runs first, whom it kills first for want of memory.
 
-**Priority** is for who takes little and must not wait. memcached's group outweighs others
-(`deploy.jobs.precedence`); on a vCPU that memcached never leaves, a loop of normal priority waited
-for it up to 0.2 s each time (docs/decisions.md). All threads of a process go first: one that waits
-with the interpreter's lock keeps the others waiting.
+**Priority** is for who takes little and must not wait. memcached goes before other programs
+(`deploy.jobs.precedence`); on a vCPU that it never leaves, a loop of normal priority waited for it
+up to 0.2 s each time (docs/decisions.md), so the loop goes before it. All threads of a process go
+first: one that waits with the interpreter's lock keeps the others waiting.
 
 **When the machine's memory runs out** a job is killed first, and the loop last of all.
 
@@ -16,8 +16,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-LOWEST = 1
-"""Of the real-time class SCHED_FIFO: load and probe, which measure, go before loop and guardian."""
+SERVICE, SCHEDULER, LOAD, PROBE = 1, 2, 3, 4
+"""
+Real-time priorities: memcached waits for nobody else's work, loop and guardian not for memcached,
+and load and probe, which measure, for none of them; the probe goes first, as the load must not
+delay its clock.
+"""
 
 AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 """What a process that is ahead starts, a thread as well as a program, is not."""
@@ -32,7 +36,7 @@ def go_first() -> None:
 
     :raises OSError: if they may not
     """
-    _set_all("self", AHEAD, LOWEST)
+    _set_all("self", AHEAD, SCHEDULER)
 
 
 def step_back(pid: int | None = None) -> None:
@@ -45,6 +49,18 @@ def step_back(pid: int | None = None) -> None:
     _set_all("self" if pid is None else str(pid), os.SCHED_OTHER, 0)
 
 
+def set_class(pid: int, policy: int, priority: int) -> None:
+    """
+    Give all threads of a process a class, and with it those that they start from now on.
+
+    :param pid: the process
+    :param policy: one of the kernel's classes
+    :param priority: within it
+    :raises OSError: if there is no such process, or it may not be changed
+    """
+    _set_all(str(pid), policy, priority)
+
+
 @contextlib.contextmanager
 def ahead(children: bool = False) -> Iterator[None]:
     """
@@ -54,7 +70,7 @@ def ahead(children: bool = False) -> Iterator[None]:
     """
     before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO if children else AHEAD, os.sched_param(LOWEST))
+        os.sched_setscheduler(0, os.SCHED_FIFO if children else AHEAD, os.sched_param(SCHEDULER))
     try:
         yield
     finally:

@@ -25,12 +25,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from deploy.linux import realtime
+from deploy.linux import realtime, standing
 from deploy.linux.helpers import helper_command
 from deploy.linux.readiness import await_readable
 from deploy.linux.signals import interrupt_on_stop
 from deploy.load.closed_loop import MOST_CLIENTS, Clients
-from deploy.load.generator import CONNECTIONS, COUNT, PRIORITY, READY, START
+from deploy.load.generator import CONNECTIONS, COUNT, READY, START
 from deploy.load.mix import DEFAULT, GET, SET, Mix, add_mix_options, mix_of
 from deploy.load.probe import LIMIT_S, RATE_QPS, Probe
 from deploy.records import mcperf
@@ -276,7 +276,7 @@ def close_loop(arguments: argparse.Namespace, mix: Mix) -> None:
     host, port = arguments.memcached
     mix.load(host, port)
     clients = Clients(host, port, arguments.clients, arguments.think or 0.0, mix)
-    if complaint := realtime.hold(arguments.cpu, PRIORITY):
+    if complaint := realtime.hold(arguments.cpu, standing.LOAD):
         print(f"coretide: load: {complaint}", file=sys.stderr)
     try:
         serve_closed(clients, min(arguments.interval, arguments.duration), arguments.duration)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deploy.linux import realtime
+from deploy.linux import realtime, standing
 from deploy.load.mix import DEFAULT, Mix, add_mix_options, answers_in, mix_of
 from env.errors import InputError
 from env.inputs.commandline import OneLineParser, address, number, whole_number
@@ -45,7 +45,6 @@ ANSWER_LIMIT_S = 1.0
 """A connection that owes answers and gives none for so long is opened anew."""
 
 RETRY_S = 0.02
-PRIORITY = 2
 POISSON_BLOCK = 4096
 
 READY, START = b"ready", struct.Struct("d")
@@ -273,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trace = LoadTrace.explicit(arguments.targets, arguments.interval)
     host, port = arguments.memcached
     generator = Generator(host, port, arguments.connections, mix_of(arguments))
-    complaint = realtime.hold(arguments.cpu, PRIORITY)
+    complaint = realtime.hold(arguments.cpu, standing.LOAD)
     if complaint:
         print(f"coretide: load: {complaint}", file=sys.stderr)
     gc.disable()  # nothing here makes cycles, and a collection would be a pause

@@ -52,9 +52,6 @@ CONNECT_S, RETRY_S = 0.05, 0.02
 WAITS_S = 0.001
 """A request that has had no answer for longer is told of once while it waits: about an SLO."""
 
-PRIORITY = 3
-"""Above the load generator's: it shares the vCPU and must not delay the probe's clock."""
-
 RECORD = struct.Struct("dff?")
 """When a request was due, on the monotonic clock [s], its latency [s], how much of that is the
 probe's own, who was late to send it [s], and whether it was a SET. Of one that still waits, the
@@ -479,7 +476,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             finally:
                 probe.stop()
         return
-    complaint = realtime.hold(arguments.cpu, PRIORITY)
+    complaint = realtime.hold(arguments.cpu, standing.PROBE)
     if complaint:
         print(f"coretide: probe: {complaint}", file=sys.stderr)
     standing.spare()

@@ -2,8 +2,8 @@
 The actuator: makes the machine hold an allocation, and knows what it holds.
 
 memcached's vCPUs and the jobs' vCPUs, weights, quotas and pauses are written at once by the loop;
-making and removing go to a worker thread (`deploy.jobs.job_run`), so that Docker never holds
-memcached up.
+making and removing go to a worker thread, and the ends of jobs to another (`deploy.jobs.job_run`),
+so that Docker never holds memcached up, nor what follows a job.
 
 Attempts are made ahead, while memcached has time to spare, and wait at gates that the loop opens
 when their start is decided. Making and removing take turns, with rests between them.
@@ -54,6 +54,9 @@ LONGEST_HOLD_S = 10.0
 """How long a decided start whose attempt is not made yet waits at most for memcached to have time
 to spare (docs/decisions.md)."""
 
+LONGEST_KEPT_S = 60.0
+"""The same for what is left of an attempt that has ended."""
+
 
 class Actuator:
     """
@@ -78,12 +81,14 @@ class Actuator:
         recorder: Recorder,
         lifts: Hierarchy | None = None,
     ):
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        self._worker.submit(bool)  # a thread that cannot be had is known before anything is touched
+        worker, attendant = (ThreadPoolExecutor(1, name) for name in ("worker", "attendant"))
+        self._workers = worker, attendant
+        for one in self._workers:
+            one.submit(bool)  # a thread that cannot be had is known before anything is touched
         self._vcpus = tuple(range(scenario.machine.vcpus))
         self._has_groups = group_for is not None
         self._context = JobContext(
-            runtime, self._worker, folder, state, group_for, recorder, self._ahead(())
+            runtime, worker, attendant, folder, state, group_for, recorder, self._ahead(())
         )
         self.state = state
         self.jobs = {
@@ -324,13 +329,14 @@ class Actuator:
 
     def close(self) -> None:
         """
-        Let the worker finish its present call, and nothing more; close what was kept open.
+        Let the workers finish their present calls, and nothing more; close what was kept open.
 
         What is undone from now on finds file descriptors that were held in reserve.
         """
         while self._reserve:
             os.close(self._reserve.pop())
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        for one in self._workers:
+            one.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
             run.close()
 
@@ -362,7 +368,11 @@ class Actuator:
         self._unsettled = [run for run in self._unsettled if not run.settled]
 
     def _take_turns(self, now_s: float, slack: bool) -> None:
-        """Make or remove one at a time: decided starts, what is made ahead, removals."""
+        """
+        Make or remove one at a time: decided starts, what is made ahead, removals.
+
+        A removal, which may take Docker seconds, waits for memcached as what is made ahead does.
+        """
         if self._in_turn is not None:
             if self._in_turn.in_turn:
                 return
@@ -380,7 +390,8 @@ class Actuator:
         self._holds = bool(decided)
         if now_s < self._rest_until_s:
             return
-        turns = removed
+        all_over = all(run.record.exit_code is not None for run in self.jobs.values())
+        turns = [run for run in removed if all_over or now_s >= run.kept_from_s + LONGEST_KEPT_S]
         if slack or (decided and now_s >= self._held_from_s + LONGEST_HOLD_S):
             turns = [*decided, *(ahead if self._begun else []), *removed]
         for run in turns[:1]:

@@ -33,10 +33,11 @@ AS_WRITTEN = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 @dataclass(frozen=True)
 class Weighing:
     """
-    What memcached's own group weighed before it was put first (`deploy.jobs.precedence`).
+    How memcached stood before it was put first (`deploy.jobs.precedence`).
 
-    :param group: the control group's weight file, or the name of the session's autogroup
-    :param before: what that held: a weight, or the autogroup's nice value
+    :param group: the folder of its threads, its own control group's weight file, or the name of its
+        session's autogroup
+    :param before: the threads' class, or what the group held: a weight, or a nice value
     """
 
     __pydantic_config__: ClassVar = AS_WRITTEN
@@ -54,7 +55,7 @@ class ServiceRecord:
     :param started: when it started [clock ticks since boot]
     :param affinity: vCPUs by thread id
     :param program: what whoever answers for it after a restart must run, too
-    :param weighing: what its group weighed before it was put first; None where it was not
+    :param weighing: how it stood before it was put first; None where it was not
     """
 
     __pydantic_config__: ClassVar = AS_WRITTEN

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 
-from deploy.jobs.precedence import put_back as put_back_weight
+from deploy.jobs import precedence
 from deploy.jobs.runtimes import Runtime, RuntimeUnavailableError
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup, put_back
@@ -34,10 +34,11 @@ def undo(
         return ["nothing is undone: control groups cannot be reached by this user"]
     steps: list[Callable[[], str]] = [
         *(partial(_restore_service, record) for record in state.service),
-        *(partial(_restore_weight, record) for record in state.service),
         lambda: _leave_pods(state),
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
+        # Docker's removals take seconds; until then memcached goes before them.
+        *(partial(_restore_precedence, record) for record in state.service),
     ]
     return [trouble for step in steps if (trouble := step())]
 
@@ -105,8 +106,8 @@ def _restore_service(record: ServiceRecord) -> str:
     return ""
 
 
-def _restore_weight(record: ServiceRecord) -> str:
-    return "" if record.weighing is None else put_back_weight(record.who, record.weighing)
+def _restore_precedence(record: ServiceRecord) -> str:
+    return "" if record.weighing is None else precedence.put_back(record.who, record.weighing)
 
 
 def _leave_pods(state: State) -> str:

@@ -19,7 +19,7 @@ from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.linux import service_process
 from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
 from deploy.linux.service_process import Program
-from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_REST_S, REST, Actuator
+from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_KEPT_S, LONGEST_REST_S, REST, Actuator
 from deploy.records.recorder import Recorder
 from deploy.records.state import ServiceRecord, State, StateFolder
 from deploy.safety import restore
@@ -511,3 +511,46 @@ def test_a_job_that_ends_while_it_is_taken_over_has_ended(actuators, monkeypatch
     again.take_over(now_s(again))
     poll_until(again, lambda: run.record.failures)
     assert run.state == JobState.PENDING
+
+
+def start_both(actuator):
+    job = JobAllocation(JobState.RUNNING, (1,), threads=1)
+    actuator.apply(Allocation((0,), {"dedup": job, "radix": job}))
+    settle(actuator, "dedup", "radix")
+    return actuator.jobs["dedup"], actuator.jobs["radix"]
+
+
+def test_an_end_is_known_while_the_runtime_removes_another_attempt(actuator, monkeypatch):
+    runtime, goes_on = actuator.context.runtime, threading.Event()
+    remove = runtime.remove
+
+    def slowly(instance):
+        assert goes_on.wait(60.0 * PATIENCE)
+        remove(instance)
+
+    monkeypatch.setattr(runtime, "remove", slowly)
+    dedup, radix = start_both(actuator)
+    try:
+        os.kill(dedup.instance.pid, signal.SIGKILL)
+        poll_until(actuator, lambda: dedup.record.failures == 1 and dedup.in_turn)
+        os.kill(radix.instance.pid, signal.SIGKILL)
+        poll_until(actuator, lambda: radix.record.failures == 1)
+        assert dedup.in_turn
+    finally:
+        goes_on.set()
+
+
+def test_what_has_ended_is_removed_once_memcached_has_time_to_spare_or_nobody_runs(actuator):
+    dedup, radix = start_both(actuator)
+    os.kill(dedup.instance.pid, signal.SIGKILL)
+    poll_until(actuator, lambda: dedup.removes_next, slack=False)
+    for later_s in (LONGEST_HOLD_S, LONGEST_KEPT_S - 0.1):
+        actuator.poll(dedup.kept_from_s + later_s, slack=False)
+        assert dedup.removes_next and not dedup.in_turn
+    actuator.poll(dedup.kept_from_s + LONGEST_KEPT_S + 0.1, slack=False)
+    assert dedup.in_turn
+    poll_until(actuator, lambda: not dedup.busy, slack=False)
+    actuator.cancel("dedup")
+    actuator.cancel("radix")
+    poll_until(actuator, lambda: not radix.busy and radix.record.exit_code, slack=False)
+    assert radix.instance is None

@@ -166,7 +166,8 @@ def actuators(server, scenario_file, tmp_path, request):
     def make(crashed=False):
         """A loop that is killed closes nothing and writes nothing more."""
         for earlier in made[-1:]:
-            earlier._worker.shutdown(wait=True)
+            for one in earlier._workers:
+                one.shutdown(wait=True)
             if not crashed:
                 earlier.close()
         made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))

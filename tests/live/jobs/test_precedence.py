@@ -12,9 +12,20 @@ import pytest
 
 from deploy.assembly import usable_hierarchy
 from deploy.engines import memcached
-from deploy.jobs.precedence import HEAVIEST, NICE, SWITCH, TIMES, put_back, put_first, weighed
+from deploy.jobs import precedence
+from deploy.jobs.precedence import (
+    CLASS,
+    HEAVIEST,
+    NICE,
+    SWITCH,
+    TIMES,
+    in_words,
+    put_back,
+    put_first,
+    weighed,
+)
 from deploy.linux.cgroups import DEFAULT_WEIGHT, JobGroup
-from deploy.linux.service_process import identify
+from deploy.linux.service_process import identify, thread_ids
 from env.errors import InputError
 from tests.live.conftest import PATIENCE, Deployment, needs_groups
 from tests.live.test_weights import over
@@ -69,39 +80,101 @@ def spinner():
         process.wait()
 
 
-def now(pid):
-    """What a process' own group weighs."""
+@pytest.fixture
+def refused(monkeypatch):
+    """As on a kernel that lets memcached's group have no real-time class."""
+    monkeypatch.setattr(precedence, "_may_have_class", lambda pid, before: False)
+
+
+def found_at(pid):
+    """How a process stands that has not been put first."""
     return weighed(pid, usable_hierarchy(), {pid})
 
 
+def standing(pid, found):
+    """What all threads of a process, or its group, have now of what it is put first by."""
+    if found.group.startswith("/proc/"):
+        (one,) = {os.sched_getscheduler(thread) for thread in thread_ids(pid)}
+        return one
+    if found.group.startswith("/autogroup"):
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    return int(Path(found.group).read_text())
+
+
 def lifted(found):
-    """What it weighs once it goes before others."""
+    """The same once it goes before others."""
+    if found.group.startswith("/proc/"):
+        return CLASS
     if found.group.startswith("/autogroup"):
         return NICE
     return min(TIMES * found.before, HEAVIEST[Path(found.group).name])
 
 
+def test_who_has_the_class_runs_as_soon_as_it_wakes_and_what_it_starts_has_it_too(spinner):
+    """Half of a vCPU's time is wanted in short turns, while somebody else wants all of it."""
+    code = """
+import sys, threading, time
+late, rounds = 0.0, 100
+def work():
+    global late
+    for _ in range(rounds):
+        due_s = time.monotonic() + 0.005
+        time.sleep(0.005)
+        late += time.monotonic() - due_s > 0.002
+        end_s = time.thread_time() + 0.005
+        while time.thread_time() < end_s:
+            pass
+sys.stdin.readline()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(late / rounds)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as first:
+        os.sched_setaffinity(first.pid, CORE)
+        found = found_at(first.pid)
+        if not found.group.startswith("/proc/"):
+            first.kill()
+            pytest.skip("this kernel, or this user, may not have the class")
+        assert in_words(found) == "by the real-time class of its threads"
+        spinner()
+        put_first(first.pid, found)
+        said, _ = first.communicate("go\n", timeout=20.0 * PATIENCE)
+        assert float(said) < 0.1
+
+
+@pytest.mark.parametrize("by", ["what can be had", "weight"])
 def test_the_first_gets_most_of_a_vcpu_that_another_program_wants_and_half_of_it_after(
-    spinner, place
+    spinner, place, by, request
 ):
+    if by == "weight":
+        request.getfixturevalue("refused")
     first = spinner()
     place(first.pid)
     other = spinner()
-    found = now(first.pid)
+    found = found_at(first.pid)
+    assert found.group in in_words(found) or found.group.startswith("/proc/")
 
     def share():
         (own_s, _), (others_s, _) = over(0.6, first, other)
         return own_s / (own_s + others_s)
 
     put_first(first.pid, found)
-    assert now(first.pid).before == lifted(found)
+    assert standing(first.pid, found) == lifted(found)
     assert share() > 0.8
     assert put_back(identify(first.pid), found) == ""
-    assert now(first.pid) == found
+    assert standing(first.pid, found) == found.before
+    assert found_at(first.pid) == found
     assert 0.3 < share() < 0.7
 
 
-def test_a_group_that_others_share_is_left_alone(spinner, place):
+def test_a_group_that_others_share_is_left_alone(spinner, place, refused):
     first = spinner()
     place(first.pid)
     hierarchy = usable_hierarchy()
@@ -118,7 +191,7 @@ def test_a_group_that_others_share_is_left_alone(spinner, place):
         JobGroup(hierarchy, hierarchy.group_of(first.pid), 0).join(stranger)
     try:
         with pytest.raises(InputError, match=f"holds other programs, too: process {stranger}"):
-            now(first.pid)
+            found_at(first.pid)
         assert weighed(first.pid, hierarchy, {first.pid, stranger})
     finally:
         for pid in (stranger, first.pid):
@@ -129,7 +202,7 @@ def test_a_group_that_others_share_is_left_alone(spinner, place):
 def test_one_that_is_gone_has_nothing_to_be_put_back(spinner):
     require_sessions()
     first = spinner()
-    who, found = identify(first.pid), now(first.pid)
+    who, found = identify(first.pid), found_at(first.pid)
     first.kill()
     first.wait()
     assert put_back(who, found) == ""
@@ -140,27 +213,28 @@ def test_a_deployment_puts_memcached_first_and_back(
     deploy, server, place, scenario_file, groups_file, end
 ):
     place(server.pid)
-    found = now(server.pid)
+    found = found_at(server.pid)
     scenario = scenario_file(dedup=LONG, radix=LONG)
     options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
     run = deploy(*options)
     run.expect(r"dedup start \[")
-    assert now(server.pid).before == lifted(found)
+    assert standing(server.pid, found) == lifted(found)
     if end != "asked to stop":
         run.kill()
         run = deploy(*options, "--resume") if end == "resumed" else deploy("--restore")
     if end == "resumed":
         run.expect(r"update_cores \[0\]$")
-        assert now(server.pid).before == lifted(found)
+        assert standing(server.pid, found) == lifted(found)
     if end != "restored":
         run.process.terminate()
     run.finish()
-    assert now(server.pid) == found
+    assert standing(server.pid, found) == found.before
 
 
 def test_a_memcached_that_starts_anew_goes_first_too(tmp_path, scenario_file, groups_file):
     require_sessions()
     first = memcached.start(threads=2)
+    found = found_at(first.pid)
     scenario = scenario_file(dedup=LONG, radix=LONG)
     options = ["--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process"]
     run = Deployment(tmp_path, first, *options)
@@ -172,12 +246,12 @@ def test_a_memcached_that_starts_anew_goes_first_too(tmp_path, scenario_file, gr
         try:
             run.expect("decides again")
             give_up_s = time.monotonic() + 5.0 * PATIENCE
-            while now(second.pid).before != NICE:
+            while standing(second.pid, found) != lifted(found):
                 assert time.monotonic() < give_up_s, run.lines
                 time.sleep(0.02)
             run.process.terminate()
             run.finish()
-            assert now(second.pid).before == 0
+            assert standing(second.pid, found) == found.before
         finally:
             memcached.stop(second)
     finally:
