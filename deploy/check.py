@@ -218,11 +218,16 @@ def _goes_first(hierarchy: Hierarchy, record: ServiceRecord, who: tuple[Identity
         weighing = record.weighing
         if weighing is None:  # it was not to be written down: say why
             weighing = precedence.weighed(record.pid, hierarchy, {one.pid for one in who})
-        precedence.put_first(record.pid, weighing)
-        left = precedence.put_back(record.who, weighing)
+        try:
+            precedence.put_first(record.pid, weighing)
+        finally:
+            left = precedence.put_back(record.who, weighing)
     except (InputError, OSError) as error:
         return Finding(WARNING, what, f"not put there: {_reason(error)}")
-    return Finding(FAULT, what, left) if left else Finding(OK, what, precedence.in_words(weighing))
+    if left:
+        return Finding(FAULT, what, left)
+    level = OK if precedence.is_class(weighing) else WARNING
+    return Finding(level, what, precedence.in_words(weighing))
 
 
 def _cycles(who: tuple[Identity, ...]) -> Finding:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import os
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ from deploy.assembly import (
     steered,
     usable_hierarchy,
 )
+from deploy.jobs.precedence import CLASS
 from deploy.linux import service_process, standing
 from deploy.linux.cgroups import Hierarchy
 from deploy.linux.group_sensor import GroupSensor
@@ -55,7 +57,7 @@ VIEW_END_S = 3.0
 EXIT_OK, EXIT_FAILED = 0, 1
 
 M_ARENA_MAX = -8
-"""From glibc's malloc.h. A heap of its own for the worker thread takes 3 MiB."""
+"""From glibc's malloc.h. A heap of its own for another thread takes 3 MiB."""
 
 
 def run(
@@ -276,10 +278,12 @@ def _where_memcached_is(settings: Settings) -> str:
         try:
             found = [who.pid for who in find_service(sensor, time.monotonic())]
             held = [set().union(*service_process.affinities(pid).values()) for pid in found]
+            first = [pid for pid in found if os.sched_getscheduler(pid) == CLASS]
         except (InputError, OSError) as error:
             return fault(error)
     listed = (f"process {pid} has {_listed(cores)}" for pid, cores in zip(found, held, strict=True))
-    return f"{', '.join(listed)}, `taskset -acp` changes that"
+    classes = (f"; `chrt -a -o -p 0 {pid}` gives it its usual class back" for pid in first)
+    return f"{', '.join(listed)}, `taskset -acp` changes that{''.join(classes)}"
 
 
 def _listed(cores: Iterable[int]) -> str:

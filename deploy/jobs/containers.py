@@ -69,7 +69,7 @@ class DockerRuntime:
     :param apart: vCPUs of the processes that look after our containers; none leaves them alone
     """
 
-    name = "docker"
+    name, ends_whole = "docker", True
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ class DockerRuntime:
         assert attempt.group is not None
         container, pid = inspected["Id"], int(inspected["State"]["Pid"])
         if pid:
+            self._keep_apart(pid)
             with contextlib.suppress(OSError):  # it may have ended already
-                self._keep_apart(pid)
                 placement = GroupPlacement(attempt.group, cpuset_folder(self._hierarchy, pid))
                 return Instance(attempt, container, pid, os.pidfd_open(pid), placement)
         return Instance(attempt, container, 0, -1, None)
@@ -216,14 +216,15 @@ class DockerRuntime:
         """
         Keep who looks after a container, and all that it starts, off memcached's vCPUs.
 
-        When the container ends it clears up at normal weight, for some 50 ms (docs/live.md).
-
-        :raises OSError: if the container has ended
+        When the container ends it clears up at normal weight, for some 50 ms (docs/live.md). Where
+        it may not be moved it stays where it is.
         """
-        supervisor = int(stat_fields(pid)[1])
-        is_ours = Path(f"/proc/{supervisor}/comm").read_bytes().startswith(SUPERVISOR)
-        if self._apart and is_ours:
-            pin(supervisor, self._apart)
+        if not self._apart:
+            return
+        with contextlib.suppress(OSError):
+            supervisor = int(stat_fields(pid)[1])
+            if Path(f"/proc/{supervisor}/comm").read_bytes().startswith(SUPERVISOR):
+                pin(supervisor, self._apart)
 
     def _container_name(self, attempt: Attempt) -> str:
         return f"coretide-{self._nonce}-{attempt.job.name}-{attempt.number}"

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.jobs.runtimes import Runtime
 from deploy.linux.cgroups import JobGroup
@@ -11,6 +12,29 @@ from deploy.records.recorder import SCHEDULER, Recorder
 from deploy.records.state import State, StateFolder
 from env.allocation import JobAllocation
 from env.errors import fault
+
+
+@dataclass
+class Call:
+    """
+    Something that may block, done by another thread.
+
+    :param what: "making", "ending" or "removing" an attempt
+    :param future: what comes of it
+    :param since_s: when it was handed over, since the run started [s]
+    :param reported: whether it was said to take long
+    """
+
+    what: str
+    future: Future[Any]
+    since_s: float
+    reported: bool = False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it has ended, and well."""
+        future = self.future
+        return future.done() and not future.cancelled() and future.exception() is None
 
 
 @dataclass
@@ -43,6 +67,18 @@ class JobContext:
     def now_s(self) -> float:
         """Seconds since the run started."""
         return time.monotonic() - self.state.started_s
+
+    def submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> Call:
+        """
+        Hand over something that may block.
+
+        :param what: see `Call`
+        :param work: what is called
+        :param now_s: since the run started [s]
+        :param arguments: what it is called with
+        """
+        who = self.attendant if what == "ending" else self.worker
+        return Call(what, who.submit(work, *arguments), now_s)
 
     def note(self, job: str, detail: str) -> None:
         """

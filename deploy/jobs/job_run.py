@@ -13,13 +13,12 @@ import math
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.jobs import gate
-from deploy.jobs.job_context import JobContext
+from deploy.jobs.job_context import Call, JobContext
 from deploy.jobs.placement import Placement
 from deploy.jobs.runtimes import Attempt, Instance, JobFailedError, RuntimeUnavailableError
 from deploy.linux.cgroups import JobGroup
@@ -60,18 +59,6 @@ class _Written:
     paused: bool | None = None
 
 
-@dataclass
-class _Call:
-    what: str
-    future: Future[Any]
-    since_s: float
-    reported: bool = False
-
-
-def _has_result(future: Future[Any]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
-
-
 class JobRun:
     """
     One job.
@@ -96,8 +83,8 @@ class JobRun:
         self._passed = self._ended = False  # the attempt is past its gate, has ended
         self._spares = SPARES
         self._to_remove: Instance | None = None
-        self.kept_from_s = 0.0  # since when that has been kept
-        self._call: _Call | None = None
+        self.kept_from_s = 0.0  # since when that has been there; -inf if it may still run
+        self._call: Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
         self._cancelled = False
@@ -120,6 +107,11 @@ class JobRun:
     def busy(self) -> bool:
         """Whether a call is under way or an ended attempt is left to be removed."""
         return self._call is not None or self._to_remove is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether something of the job may run; a container that has ended does not."""
+        return self._call is not None or (self.removes_next and self.kept_from_s == -math.inf)
 
     @property
     def settled(self) -> bool:
@@ -266,7 +258,7 @@ class JobRun:
 
     def advance(self, now_s: float) -> None:
         """
-        Pick up what the worker has done, and hand it what is to be done next.
+        Pick up what was done meanwhile, and hand out what is to be done next.
 
         Making and removing wait for `take_turn`.
 
@@ -359,7 +351,7 @@ class JobRun:
     def close(self) -> None:
         """Give what was kept open back; the job itself goes on."""
         call = self._call
-        if call is not None and call.what == "making" and _has_result(call.future):
+        if call is not None and call.what == "making" and call.has_result:
             (self.instance, _), self._call = call.future.result(), None
         instance = self.instance
         if instance is not None and instance.placement is not None:
@@ -368,7 +360,7 @@ class JobRun:
             os.close(instance.ended)
             self.instance = replace(instance, ended=-1)
 
-    # --- the worker's part ---
+    # --- the other threads' part ---
 
     def _begin_attempt(self, now_s: float) -> None:
         if self._away_since_s is None:
@@ -400,13 +392,13 @@ class JobRun:
         self._context.save()
 
     def _outcome(self, instance: Instance) -> tuple[bool, int, str]:
-        """Runs in the worker: whether what has ended had begun, and what `Runtime.outcome` says."""
+        """In the attendant: whether what has ended had begun, and what `Runtime.outcome` says."""
         code, output = self._context.runtime.outcome(instance)
         return begun(instance.attempt.folder), code, output
 
     def _make(self, attempt: Attempt, place: JobAllocation, late: bool) -> tuple[Instance, bool]:
         """
-        Runs in the worker: make an attempt, unless a call that seemed to fail has done so.
+        In the worker: make an attempt, unless a call that seemed to fail has done so.
 
         Returns whether it has begun, too: one that is found, of a loop before us, may have.
         """
@@ -467,11 +459,9 @@ class JobRun:
             record.begun_s = min(max(record.start_s or 0.0, now_s - ago_s), now_s)
 
     def _submit(self, what: str, work: Callable[..., Any], now_s: float, *arguments: Any) -> None:
-        context = self._context
-        who = context.attendant if what == "ending" else context.worker
-        self._call = _Call(what, who.submit(work, *arguments), now_s)
+        self._call = self._context.submit(what, work, now_s, *arguments)
 
-    def _finish(self, call: _Call, now_s: float) -> None:
+    def _finish(self, call: Call, now_s: float) -> None:
         try:
             result = call.future.result()
         except (RuntimeUnavailableError, OSError) as error:
@@ -581,7 +571,9 @@ class JobRun:
                 self._group.set_frozen(False)
         self._note_resumed(now_s)
         self.close()
-        self._to_remove, self.kept_from_s = self.instance, now_s
+        over = self._ended and self.record.exit_code is not None
+        self.kept_from_s = now_s if over and self._context.runtime.ends_whole else -math.inf
+        self._to_remove = self.instance
         self.instance, self._passed, self._ended = None, False, False
         self.record.opened, self.record.key = False, ""
         self._written = _Written()

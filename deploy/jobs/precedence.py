@@ -5,7 +5,7 @@ A deployment finds it with everybody's weight, and a busy program on its vCPU th
 for whole slices. So its threads get the kernel's real-time class SCHED_RR, at the least priority
 (`deploy.linux.standing`): they run as soon as they wake, whoever else does. More weight does not
 do that: a program that begins to run on memcached's vCPU got whole slices before a memcached of 87
-times its weight (docs/live.md).
+times its weight (`benchmarks.priority`, docs/live.md).
 
 Where the kernel refuses that class, memcached's own group weighs `TIMES` as much as it was found
 with: its control group, or in the root group its session's autogroup (sched(7)), by which the
@@ -14,7 +14,6 @@ only. A group that memcached shares with other programs is left alone, as they w
 it.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -30,8 +29,8 @@ from env.errors import InputError, fault
 CLASS = os.SCHED_RR
 """memcached's threads take turns on a vCPU that they share, as its workers are equals."""
 
-FOUND = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH"}
-"""The classes of threads that can be put first; another was given to them for a reason."""
+LIFTED = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH"}
+"""The classes of threads that are put first; another was given to them for a reason."""
 
 TIMES = 100
 """
@@ -54,7 +53,7 @@ SWITCH = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 def weighed(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
     """
-    What memcached's threads, or its own group, have now, and would have more of if put first.
+    How memcached stands now: what it would go before others by, and what it has of that.
 
     :param pid: a process of memcached's
     :param hierarchy: how control groups are mounted
@@ -62,9 +61,42 @@ def weighed(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
     :raises OSError: if the process is gone, or the kernel does not say
     :raises InputError: if the class cannot be had, and memcached has no group of its own
     """
-    before = os.sched_getscheduler(pid)
-    if before in FOUND and _may_have_class(pid, before):
-        return Weighing(f"/proc/{pid}/task", before)
+    return by_class(pid) or by_group(pid, hierarchy, own)
+
+
+def by_class(pid: int) -> Weighing | None:
+    """
+    The class of memcached's threads; None if they may not have another, or have several.
+
+    Its first thread has the other for a moment, because nothing else tells: it depends on our
+    rights, on the kernel's RT_GROUP_SCHED and on the control group. Nobody goes before a loop that
+    may not go first itself.
+
+    :param pid: a process of memcached's
+    :raises OSError: if the process is gone
+    """
+    classes = {os.sched_getscheduler(thread) for thread in service_process.thread_ids(pid)}
+    before = classes.pop()
+    if classes or before not in LIFTED or not standing.may_go_first():
+        return None
+    try:
+        os.sched_setscheduler(pid, CLASS, os.sched_param(standing.SERVICE))
+        os.sched_setscheduler(pid, before, os.sched_param(0))
+    except OSError:
+        return None
+    return Weighing(f"/proc/{pid}/task", before)
+
+
+def by_group(pid: int, hierarchy: Hierarchy, own: Collection[int]) -> Weighing:
+    """
+    What memcached's own group weighs.
+
+    :param pid: see `weighed`
+    :param hierarchy: see there
+    :param own: see there
+    :raises OSError: see there
+    :raises InputError: if it has no group of its own; says why
+    """
     group = hierarchy.group_of(pid)
     if group == PurePosixPath("/"):
         if SWITCH.read_text(encoding="utf-8").strip() != "1":
@@ -83,7 +115,7 @@ def put_first(pid: int, weighing: Weighing) -> None:
     :param weighing: what it was found with, written down before
     :raises OSError: if the kernel refuses
     """
-    if _is_class(weighing):
+    if is_class(weighing):
         standing.set_class(pid, CLASS, standing.SERVICE)
     elif _is_autogroup(weighing):
         _write_nice(pid, min(NICE, weighing.before))
@@ -101,9 +133,9 @@ def put_back(who: Identity, weighing: Weighing) -> str:
     :param weighing: what it was found with
     :return: what could not be put back, in one line; empty if all was, or it is gone
     """
+    if is_class(weighing):
+        return _put_class_back(who, weighing.before)
     try:
-        if _is_class(weighing):
-            return _put_class_back(who, weighing.before)
         if not _is_autogroup(weighing):
             file = Path(weighing.group)
             file.write_text(str(weighing.before), encoding="utf-8")
@@ -128,37 +160,28 @@ def in_words(weighing: Weighing) -> str:
 
     :param weighing: what it was found with
     """
-    if _is_class(weighing):
+    if is_class(weighing):
         return "by the real-time class of its threads"
     return f"by the weight of {weighing.group}"
 
 
-def _is_class(weighing: Weighing) -> bool:
+def is_class(weighing: Weighing) -> bool:
+    """
+    Whether memcached goes first by its threads' class, and not by its group's weight.
+
+    :param weighing: what it was found with
+    """
     return weighing.group.startswith("/proc/")
-
-
-def _may_have_class(pid: int, before: int) -> bool:
-    """
-    Whether the kernel lets memcached's threads have the class: its first one has it for a moment.
-
-    Nothing else tells: it depends on our rights, on the kernel's RT_GROUP_SCHED and on the group.
-    """
-    try:
-        os.sched_setscheduler(pid, CLASS, os.sched_param(standing.SERVICE))
-    except OSError:
-        return False
-    os.sched_setscheduler(pid, before, os.sched_param(0))
-    return True
 
 
 def _put_class_back(who: Identity, before: int) -> str:
     if not service_process.is_alive(who):
         return ""
-    standing.set_class(who.pid, before, 0)
-    for thread in service_process.thread_ids(who.pid):
-        with contextlib.suppress(ProcessLookupError):  # a thread may end
-            if os.sched_getscheduler(thread) != before:
-                return f"memcached's thread {thread} does not have {FOUND[before]} back"
+    try:
+        standing.set_class(who.pid, before, 0)
+    except OSError as error:
+        if service_process.is_alive(who):
+            return f"memcached {who.pid} does not have {LIFTED[before]} back: {fault(error)}"
     return ""
 
 

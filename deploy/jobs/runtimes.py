@@ -110,9 +110,14 @@ class Instance:
 
 
 class Runtime(Protocol):
-    """Starts and ends jobs. Every method may raise `RuntimeUnavailableError`."""
+    """
+    Starts and ends jobs. Every method may raise `RuntimeUnavailableError`.
+
+    `ends_whole` says whether all of an attempt ends with its first process.
+    """
 
     name: str
+    ends_whole: bool
 
     def start(self, attempt: Attempt, cores: tuple[int, ...], weight: Weight) -> Instance:
         """
@@ -167,7 +172,7 @@ class Runtime(Protocol):
 class ProcessRuntime:
     """Jobs as plain processes of this user, each in a session of its own."""
 
-    name = "process"
+    name, ends_whole = "process", False
 
     def __init__(self) -> None:
         self._children: dict[int, subprocess.Popen[bytes]] = {}

@@ -1,7 +1,7 @@
 """
 Where a process stands with the kernel: whom it runs first, whom it kills first for want of memory.
 
-**Priority** is for who takes little and must not wait. memcached goes before other programs
+**Priority** is for who must not wait. memcached goes before other programs
 (`deploy.jobs.precedence`); on a vCPU that it never leaves, a loop of normal priority waited for it
 up to 0.2 s each time (docs/decisions.md), so the loop goes before it. All threads of a process go
 first: one that waits with the interpreter's lock keeps the others waiting.
@@ -26,17 +26,52 @@ delay its clock.
 AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 """What a process that is ahead starts, a thread as well as a program, is not."""
 
+ROUNDS = 20
+"""Looks for new threads before it is given up; a second one finds them all, as a rule."""
+
 SPARED, KILLED_FIRST = -900, 500
 """What the kernel adds to the thousandths of the memory that a process takes."""
 
 
+def set_class(process: int | str, policy: int, priority: int) -> None:
+    """
+    Give all threads of a process a class, and with it those that they start from now on.
+
+    :param process: its number, or `self`
+    :param policy: one of the kernel's classes
+    :param priority: within it
+    :raises OSError: if there is no such process, it may not be changed, or threads come faster
+    """
+    done: set[str] = set()
+    for _ in range(ROUNDS):
+        threads = set(os.listdir(f"/proc/{process}/task")) - done  # noqa: PTH208 - names alone
+        if not threads:
+            return
+        for thread in threads:
+            with contextlib.suppress(ProcessLookupError):  # a thread may end
+                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+        done |= threads
+    raise OSError(f"process {process} starts threads faster than they can be changed")
+
+
+def may_go_first() -> bool:
+    """Whether this thread may be ahead of others: it is for a moment."""
+    before, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, AHEAD, os.sched_param(SCHEDULER))
+        os.sched_setscheduler(0, before, parameters)
+    except OSError:
+        return False
+    return True
+
+
 def go_first() -> None:
     """
-    Put all threads of this process ahead of those of normal priority.
+    Put all threads of this process ahead of memcached's and of those of normal priority.
 
     :raises OSError: if they may not
     """
-    _set_all("self", AHEAD, SCHEDULER)
+    set_class("self", AHEAD, SCHEDULER)
 
 
 def step_back(pid: int | None = None) -> None:
@@ -46,19 +81,7 @@ def step_back(pid: int | None = None) -> None:
     :param pid: the process; None is this one
     :raises OSError: if there is none, or it may not be changed
     """
-    _set_all("self" if pid is None else str(pid), os.SCHED_OTHER, 0)
-
-
-def set_class(pid: int, policy: int, priority: int) -> None:
-    """
-    Give all threads of a process a class, and with it those that they start from now on.
-
-    :param pid: the process
-    :param policy: one of the kernel's classes
-    :param priority: within it
-    :raises OSError: if there is no such process, or it may not be changed
-    """
-    _set_all(str(pid), policy, priority)
+    set_class("self" if pid is None else str(pid), os.SCHED_OTHER, 0)
 
 
 @contextlib.contextmanager
@@ -98,12 +121,6 @@ def expose() -> None:
     with contextlib.suppress(OSError):
         if _now() < 0:
             _write("self", 0)
-
-
-def _set_all(process: str, policy: int, priority: int) -> None:
-    for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - names alone
-        with contextlib.suppress(ProcessLookupError):  # a thread may end
-            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 
 def _now() -> int:

@@ -104,7 +104,7 @@ class Actuator:
         self._stuck: set[str] = set()  # those of which something cannot be removed
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
-        self._unlifted: list[ServiceRecord] = []  # those of which a group is still to be put first
+        self._unlifted: list[ServiceRecord] = []  # those that are still to be put first
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._other_changes = 0  # memcached's, and those of jobs that are gone
@@ -237,13 +237,13 @@ class Actuator:
         self._write_service(self._service_wanted)
 
     def _weigh(self, records: Sequence[ServiceRecord]) -> None:
-        """Note what memcached's groups weigh, and put back those that it is in no more."""
+        """Note how memcached stands, and put back the groups that it is in no more."""
         if self._lifts is None:
             return
         before = {each.weighing.group: each for each in self.state.service if each.weighing}
         own = {record.pid for record in records}
         for record in records:
-            if record.weighing is not None:
+            if record.weighing is not None or not service_process.is_alive(record.who):
                 continue
             try:
                 found = precedence.weighed(record.pid, self._lifts, own)
@@ -442,6 +442,8 @@ class Actuator:
         while self._unlifted:
             record = self._unlifted.pop()
             assert record.weighing is not None
+            if not service_process.is_alive(record.who):  # its number may be another's
+                continue
             try:
                 precedence.put_first(record.pid, record.weighing)
             except OSError as error:

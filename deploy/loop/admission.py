@@ -124,7 +124,7 @@ class Admission:
         over = [
             _ending(run, now_s)
             for name, run in runs.items()
-            if run.state == JobState.DONE and not run.busy and name not in self._written
+            if run.state == JobState.DONE and not run.is_running and name not in self._written
         ]
         room = MAX_JOBS - len(runs)
         arguments = self._scenario, self._containers, tuple(runs), room, over
@@ -144,7 +144,8 @@ class Admission:
             if name in actuator.jobs:
                 actuator.cancel(name)
         self._written.update(scan.finished)
-        self._written -= {name for name in self._written if actuator.dismiss(name)}
+        gone = [name for name in self._written if not actuator.jobs[name].busy]
+        self._written -= {name for name in gone if actuator.dismiss(name)}
         for job in scan.begun:
             actuator.admit(job)
 

@@ -3,7 +3,7 @@ What a deployment has left whose state is lost: found by the marks on all that i
 
 Containers carry its nonce as a label and show the folder of their proof; processes name that folder
 on their command line; control groups have the nonce in their names. What the state alone knew, the
-vCPUs that memcached had, stays unknown.
+vCPUs and the class that memcached had, stays unknown.
 """
 
 import os

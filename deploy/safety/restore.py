@@ -37,10 +37,13 @@ def undo(
         lambda: _leave_pods(state),
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
-        # Docker's removals take seconds; until then memcached goes before them.
-        *(partial(_restore_precedence, record) for record in state.service),
     ]
-    return [trouble for step in steps if (trouble := step())]
+    troubles = []
+    try:
+        troubles += [step() for step in steps]
+    finally:  # Docker's removals take seconds, and memcached goes before them
+        troubles += [_restore_precedence(record) for record in state.service]
+    return list(filter(None, troubles))
 
 
 def forget(

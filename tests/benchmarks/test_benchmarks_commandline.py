@@ -18,11 +18,15 @@ from deploy.tap.tracer import why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ALL = ("ablations", "baselines", "job_models", "live", "local", "sharing", "speed", "starts", "tap")
+ALL = (
+    *("ablations", "baselines", "job_models", "live", "local"),
+    *("priority", "sharing", "speed", "starts", "tap"),
+)
 COUNTS = {
     "ablations": ("--steps", "--seeds"),
     "baselines": ("--episodes",),
     "local": ("--turns",),
+    "priority": ("--turns", "--qps"),
     "sharing": ("--turns",),
     "speed": ("--repetitions", "--rollouts", "--threads", "--seeds", "--steps"),
     "starts": ("--qps", "--turns"),

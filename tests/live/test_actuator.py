@@ -20,6 +20,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
 from deploy.linux.service_process import Program
 from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_KEPT_S, LONGEST_REST_S, REST, Actuator
+from deploy.records.proof import CANCELLED
 from deploy.records.recorder import Recorder
 from deploy.records.state import ServiceRecord, State, StateFolder
 from deploy.safety import restore
@@ -540,17 +541,45 @@ def test_an_end_is_known_while_the_runtime_removes_another_attempt(actuator, mon
         goes_on.set()
 
 
-def test_what_has_ended_is_removed_once_memcached_has_time_to_spare_or_nobody_runs(actuator):
+def test_what_is_left_of_a_container_waits_for_time_to_spare_or_until_nobody_runs(actuator):
     dedup, radix = start_both(actuator)
+    dedup.record.failures = RETRIES
     os.kill(dedup.instance.pid, signal.SIGKILL)
-    poll_until(actuator, lambda: dedup.removes_next, slack=False)
-    for later_s in (LONGEST_HOLD_S, LONGEST_KEPT_S - 0.1):
-        actuator.poll(dedup.kept_from_s + later_s, slack=False)
-        assert dedup.removes_next and not dedup.in_turn
-    actuator.poll(dedup.kept_from_s + LONGEST_KEPT_S + 0.1, slack=False)
-    assert dedup.in_turn
+    poll_until(actuator, lambda: dedup.record.exit_code is not None, slack=False)
+    if actuator.state.runtime == "docker":
+        assert not dedup.is_running
+        for later_s in (LONGEST_HOLD_S, LONGEST_KEPT_S - 0.1):
+            actuator.poll(dedup.kept_from_s + later_s, slack=False)
+            assert dedup.removes_next and not dedup.in_turn
+        actuator.poll(dedup.kept_from_s + LONGEST_KEPT_S + 0.1, slack=False)
+        assert dedup.in_turn
+    # What a process has started may run on.
     poll_until(actuator, lambda: not dedup.busy, slack=False)
-    actuator.cancel("dedup")
+    assert radix.state == JobState.RUNNING
     actuator.cancel("radix")
     poll_until(actuator, lambda: not radix.busy and radix.record.exit_code, slack=False)
-    assert radix.instance is None
+
+
+def test_a_cancelled_job_and_one_to_be_tried_again_wait_for_nobody(actuator):
+    dedup, radix = start_both(actuator)
+    pid = dedup.instance.pid
+    actuator.cancel("dedup")
+    poll_until(actuator, lambda: dedup.record.exit_code == CANCELLED, slack=False)
+    assert dedup.is_running
+    poll_until(actuator, lambda: not dedup.busy, slack=False)
+    assert not Path(f"/proc/{pid}").exists() and not dedup.is_running
+    os.kill(radix.instance.pid, signal.SIGKILL)
+    poll_until(actuator, lambda: radix.record.failures == 1 and not radix.busy, slack=False)
+
+
+def test_a_supervisor_that_may_not_be_moved_leaves_its_container_running(actuator, monkeypatch):
+    if actuator.state.runtime != "docker":
+        pytest.skip("processes have none")
+
+    def refuse_it(pid, cores):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(actuator.context.runtime, "_apart", (1,))
+    monkeypatch.setattr("deploy.jobs.containers.pin", refuse_it)
+    dedup, _ = start_both(actuator)
+    assert dedup.instance.pid and dedup.record.attempts == 1

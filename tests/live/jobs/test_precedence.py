@@ -83,7 +83,7 @@ def spinner():
 @pytest.fixture
 def refused(monkeypatch):
     """As on a kernel that lets memcached's group have no real-time class."""
-    monkeypatch.setattr(precedence, "_may_have_class", lambda pid, before: False)
+    monkeypatch.setattr(precedence, "by_class", lambda pid: None)
 
 
 def found_at(pid):
@@ -206,6 +206,23 @@ def test_one_that_is_gone_has_nothing_to_be_put_back(spinner):
     first.kill()
     first.wait()
     assert put_back(who, found) == ""
+
+
+def test_threads_of_another_class_are_not_made_alike(spinner):
+    first = spinner()
+    if not found_at(first.pid).group.startswith("/proc/"):
+        pytest.skip("this kernel, or this user, may not have the class")
+    for policy, priority in ((os.SCHED_RR, 1), (os.SCHED_IDLE, 0)):
+        os.sched_setscheduler(first.pid, policy, os.sched_param(priority))
+        assert precedence.by_class(first.pid) is None
+        assert os.sched_getscheduler(first.pid) == policy
+
+
+def test_nobody_goes_before_a_loop_that_may_not_go_first(spinner, monkeypatch):
+    monkeypatch.setattr(precedence.standing, "may_go_first", lambda: False)
+    first = spinner()
+    assert precedence.by_class(first.pid) is None
+    assert os.sched_getscheduler(first.pid) == os.SCHED_OTHER
 
 
 @pytest.mark.parametrize("end", ["asked to stop", "restored", "resumed"])
