@@ -3,11 +3,11 @@ What memcached waits for beside a busy program, by what it goes before other pro
 
     sudo .venv/bin/python -m benchmarks.priority [--json FILE] [--turns N] [--qps N] [--slo-us N]
 
-memcached serves a constant load on the first vCPU as it was started (nothing), in a session of more
-weight (weight), and in the real-time class (class): alone and beside jobs in the background, each
-with and without a busy program of everybody's weight that begins to run on its vCPU. All of them
-take turns in random order, a second each, because a machine's speed drifts. The experiment behind
-`deploy.jobs.precedence`.
+memcached serves a constant load as it was started (nothing), in a session of more weight (weight),
+and in the real-time class (class): on the first vCPU and on the first two, alone and beside jobs in
+the background, each with and without a busy program of everybody's weight that begins to run on the
+first vCPU. All of them take turns in random order, a second each, because a machine's speed drifts.
+The experiment behind `deploy.jobs.precedence`.
 """
 
 import argparse
@@ -62,16 +62,20 @@ class Kind(NamedTuple):
     What a slice is of.
 
     :param means: what memcached goes before others by, one of `MEANS`
+    :param vcpus: how many it has
     :param jobs: whether there are jobs in the background
-    :param busy: whether a busy program is on memcached's vCPU
+    :param busy: whether a busy program is on its first vCPU
     """
 
     means: str
+    vcpus: int
     jobs: bool
     busy: bool
 
 
-KINDS = tuple(Kind(*each) for each in itertools.product(MEANS, (False, True), (False, True)))
+KINDS = tuple(
+    Kind(*each) for each in itertools.product(MEANS, (1, 2), (False, True), (False, True))
+)
 Figures = dict[str, float]
 
 
@@ -152,19 +156,19 @@ def slices(server: Memcached, qps: int, turns: int, slo_us: float) -> list[tuple
     """
     Measure every kind once a turn.
 
-    :param server: a running memcached, which has the first vCPU
+    :param server: a running memcached
     :param qps: the load [requests/s]
     :param turns: how many
     :param slo_us: what is later is late [us]
     :return: in the order of the slices: p95 [us], late share, run delay [s a second], the jobs'
         vCPUs
     """
-    vcpu, draws = min(os.sched_getaffinity(0)), random.Random(0)
+    vcpus, draws = sorted(os.sched_getaffinity(0)), random.Random(0)
     order = [kind for _ in range(turns) for kind in draws.sample(KINDS, len(KINDS))]
     trace, found = LoadTrace.explicit([qps] * (len(order) + 2), SLICE_S), []
     with contextlib.ExitStack() as stack:
         jobs = stack.enter_context(crowd(server))
-        let_run = stack.enter_context(busy_program(vcpu))
+        let_run = stack.enter_context(busy_program(vcpus[0]))
         who = identify(server.pid)
         standing = Standing(who)
         stack.callback(standing.take, "nothing")
@@ -176,6 +180,7 @@ def slices(server: Memcached, qps: int, turns: int, slo_us: float) -> list[tuple
         for index, kind in enumerate(order, start=1):
             let_run(False)
             standing.take(kind.means)
+            pin(server.pid, vcpus[: kind.vcpus])
             jobs.set_frozen(not kind.jobs)
             start_s = client.start_s + index * SLICE_S
             sleep_until(start_s + WARM_S)
@@ -224,14 +229,15 @@ def table(entries: Sequence[dict[str, Any]], title: str) -> Table:
     :param title: what was measured
     """
     view = Table(box=box.SIMPLE_HEAD, title=title, show_edge=False)
-    for column in ("goes first by", "jobs", "busy program"):
+    for column in ("first by", "vCPUs", "jobs", "busy"):
         view.add_column(column)
-    for column in ("p95 us (highest)", "late", "run delay", "jobs' vCPUs"):
+    for column in ("p95 us", "highest", "late", "run delay", "jobs' vCPUs"):
         view.add_column(column, justify="right")
     for one in entries:
         view.add_row(
-            *(one["means"], "background" if one["jobs"] else "-", "yes" if one["busy"] else "-"),
-            f"{one['p95_us']:,.0f} ({one['highest_p95_us']:,.0f})",
+            *(one["means"], str(one["vcpus"])),
+            *("idle class" if one["jobs"] else "-", "yes" if one["busy"] else "-"),
+            *(f"{one['p95_us']:,.0f}", f"{one['highest_p95_us']:,.0f}"),
             *(f"{one['late']:.1%}", f"{one['run_delay']:.2f}", f"{one['job_vcpus']:.2f}"),
         )
     return view
@@ -261,7 +267,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_writable(arguments.json)
         preflight.require_machine()
         with memcached.running(threads=2) as server:
-            pin(server.pid, (min(os.sched_getaffinity(0)),))
             load_records(server.host, server.port)
             found = slices(server, arguments.qps, arguments.turns, arguments.slo_us)
         entries = summary(found)
