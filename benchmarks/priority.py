@@ -79,7 +79,7 @@ KINDS = tuple(
 Figures = dict[str, float]
 
 
-class Standing:
+class Place:
     """
     memcached's place among other programs.
 
@@ -170,8 +170,8 @@ def slices(server: Memcached, qps: int, turns: int, slo_us: float) -> list[tuple
         jobs = stack.enter_context(crowd(server))
         let_run = stack.enter_context(busy_program(vcpus[0]))
         who = identify(server.pid)
-        standing = Standing(who)
-        stack.callback(standing.take, "nothing")
+        place = Place(who)
+        stack.callback(place.take, "nothing")
         clock = ThreadClock(who, time.monotonic())
         stack.callback(clock.close)
         client = Client(server.host, server.port, trace, realtime.last_cpu())
@@ -179,7 +179,7 @@ def slices(server: Memcached, qps: int, turns: int, slo_us: float) -> list[tuple
         client.row(0)
         for index, kind in enumerate(order, start=1):
             let_run(False)
-            standing.take(kind.means)
+            place.take(kind.means)
             pin(server.pid, vcpus[: kind.vcpus])
             jobs.set_frozen(not kind.jobs)
             start_s = client.start_s + index * SLICE_S

@@ -109,8 +109,8 @@ class JobRun:
         return self._call is not None or self._to_remove is not None
 
     @property
-    def is_running(self) -> bool:
-        """Whether something of the job may run; a container that has ended does not."""
+    def may_still_run(self) -> bool:
+        """Of a job that is over: whether something of it may run. What has ended whole does not."""
         return self._call is not None or (self.removes_next and self.kept_from_s == -math.inf)
 
     @property

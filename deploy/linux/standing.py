@@ -27,7 +27,10 @@ AHEAD = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
 """What a process that is ahead starts, a thread as well as a program, is not."""
 
 ROUNDS = 20
-"""Looks for new threads before it is given up; a second one finds them all, as a rule."""
+"""
+Looks for new threads before it is given up; a second one finds them all, as a rule. The guardian
+would pay too much memory for `deploy.linux.service_process`, which looks for them in the same way.
+"""
 
 SPARED, KILLED_FIRST = -900, 500
 """What the kernel adds to the thousandths of the memory that a process takes."""

@@ -55,7 +55,7 @@ LONGEST_HOLD_S = 10.0
 to spare (docs/decisions.md)."""
 
 LONGEST_KEPT_S = 60.0
-"""The same for what is left of an attempt that has ended."""
+"""How long the removal of a job's ended container waits for that at most."""
 
 
 class Actuator:

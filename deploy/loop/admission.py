@@ -124,7 +124,7 @@ class Admission:
         over = [
             _ending(run, now_s)
             for name, run in runs.items()
-            if run.state == JobState.DONE and not run.is_running and name not in self._written
+            if run.state == JobState.DONE and not run.may_still_run and name not in self._written
         ]
         room = MAX_JOBS - len(runs)
         arguments = self._scenario, self._containers, tuple(runs), room, over

@@ -300,19 +300,24 @@ def test_vcpus_and_quota_written_to_a_group_hold_for_its_processes(beside):
         batch.wait()
 
 
+def attempt_at(folder, scenario, group):
+    """The first job's first attempt, with a folder that has its proof and its gate."""
+    folder.mkdir(mode=0o777)
+    prepare(folder)
+    gate.make(folder)
+    return Attempt(scenario.jobs[0], 1, folder, group)
+
+
 @needs_docker
 def test_a_container_is_paused_and_goes_on(beside, scenario_file, docker_daemon, tmp_path):
     _, job = beside
     runtime = DockerRuntime(job.hierarchy, f"test{os.getpid()}", docker_daemon.url)
     command = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
     scenario = load_scenario(scenario_file(dedup=command))
-    folder = tmp_path / "attempt"
-    folder.mkdir(mode=0o777)
-    prepare(folder)
-    gate.make(folder)
-    instance = runtime.start(Attempt(scenario.jobs[0], 1, folder, job), (0,), Weight.BACKGROUND)
+    attempt = attempt_at(tmp_path / "attempt", scenario, job)
+    instance = runtime.start(attempt, (0,), Weight.BACKGROUND)
     try:
-        gate.await_passage(folder, 1)
+        gate.await_passage(attempt.folder, 1)
         place = instance.placement
         assert (place.cores(), place.weight()) == ((0,), Weight.BACKGROUND)
         place.set_cores((1,))
@@ -341,11 +346,8 @@ def test_who_looks_after_a_container_stays_off_memcacheds_vcpus(
     apart = apart_from_service(scenario)
     assert apart and not set(apart) & set(scenario.service.core_choices[0])
     runtime = DockerRuntime(job.hierarchy, f"test{os.getpid()}", docker_daemon.url, apart=apart)
-    folder = tmp_path / "attempt"
-    folder.mkdir(mode=0o777)
-    prepare(folder)
-    gate.make(folder)
-    instance = runtime.start(Attempt(scenario.jobs[0], 1, folder, job), (0,), Weight.NORMAL)
+    attempt = attempt_at(tmp_path / "attempt", scenario, job)
+    instance = runtime.start(attempt, (0,), Weight.NORMAL)
     try:
         supervisor = int(stat_fields(instance.pid)[1])
         assert set(affinities(supervisor).values()) == {apart}
