@@ -2,14 +2,17 @@
 What a job on memcached's vCPUs costs memcached, by the way in which the job yields to it.
 
     sudo .venv/bin/python -m benchmarks.sharing [--json FILE] [--turns N] [--load SHARE] [--quick]
+        [--not-first]
 
 memcached serves a constant load while jobs run on its vCPUs: not at all (none), in groups of the
-least weight (weight), in idle groups (idle), and in groups of memcached's weight (equal). Each way
-is paired with none, right before or after it, and the next turn changes that order: a machine's
-speed drifts. Both memcached's latency at half of what it serves alone and what it serves at most
-are measured, beside one job and beside several, on one vCPU and on two where there is room. Whoever
-yields gets at most what memcached leaves; what equal weight gets beyond that, memcached lacks. So
-what yielding costs the jobs shows at a `--load` for which memcached needs no more than its equal
+least weight (weight), in idle groups (idle), and in groups of memcached's weight (equal). memcached
+goes before other programs, as in a deployment (`deploy.jobs.precedence`); with `--not-first` it
+does not, which shows what the ways to yield do by themselves. Each way is paired with none, right
+before or after it, and the next turn changes that order: a machine's speed drifts. Both memcached's
+latency at half of what it serves alone and what it serves at most are measured, beside one job and
+beside several, on one vCPU and on two where there is room. Whoever yields gets at most what
+memcached leaves; what equal weight gets beyond that with `--not-first`, memcached lacks. So what
+yielding costs the jobs there shows at a `--load` for which memcached needs no more than its equal
 part of a vCPU: half of it beside one job, a fifth beside four.
 """
 
@@ -86,12 +89,14 @@ class Plan:
     :param latency: of a slice at the usual load
     :param throughput: of a slice at more than memcached serves
     :param load: the usual one, in times of what memcached alone serves at most
+    :param first: whether memcached goes before other programs
     """
 
     turns: int
     latency: Timing
     throughput: Timing
     load: float = 0.5
+    first: bool = True
 
 
 FULL = Plan(3, Timing(1.2, 0.25), Timing(0.6, 0.2))
@@ -261,7 +266,7 @@ def measure(bench: Testbed, what: Colocation, plan: Plan, modes: Sequence[str]) 
     """
     sequence = [mode for turn in range(plan.turns) for mode in order(turn, modes)]
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(bench.serving(SERVICE_THREADS, what.cores))
+        server = stack.enter_context(bench.serving(SERVICE_THREADS, what.cores, plan.first))
         beside = (
             Beside(job.name, job, len(what.cores), what.cores, Weight.NORMAL) for job in what.jobs
         )
@@ -366,6 +371,7 @@ def parser() -> argparse.ArgumentParser:
         default=FULL.load,
         help="the load, in times of what memcached alone serves at most (%(default)s)",
     )
+    add("--not-first", action="store_true", help="memcached does not go before others")
     add("--quick", action="store_true", help="shorter slices: all of it within a minute")
     return line
 
@@ -385,7 +391,11 @@ def run(plan: Plan) -> dict[str, Any]:
         mechanism = bench.background
         modes = [mode for mode in MODES if mode != "idle" or mechanism == IDLE_FILE]
         foreign = bench.foreign_share()
-        print(f"Linux {platform.release()}; in the background deployments use {mechanism}")
+        first = bench.precedence if plan.first else "nothing"
+        print(
+            f"Linux {platform.release()}; in the background deployments use {mechanism}; memcached "
+            f"goes first by {first}"
+        )
         if foreign > FOREIGN_LIMIT:
             print(f"other processes use {foreign:.0%} of this machine's CPU: figures are disturbed")
         found: list[dict[str, Any]] = []
@@ -394,7 +404,12 @@ def run(plan: Plan) -> dict[str, Any]:
             Console().print(table(what, measured))
             place = {"service_vcpus": len(what.cores), "jobs": [job.name for job in what.jobs]}
             found.append(place | measured)
-    machine = {"kernel": platform.release(), "mechanism": mechanism, "foreign": foreign}
+    machine = {
+        "kernel": platform.release(),
+        "mechanism": mechanism,
+        "precedence": first,
+        "foreign": foreign,
+    }
     return {"modes": found[0]["modes"], **machine, "arrangements": found}
 
 
@@ -406,7 +421,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     plan = QUICK if arguments.quick else FULL
-    plan = replace(plan, turns=arguments.turns or plan.turns, load=arguments.load)
+    turns, first = arguments.turns or plan.turns, not arguments.not_first
+    plan = replace(plan, turns=turns, load=arguments.load, first=first)
     interrupt_on_stop()
     with exit_on_bad_input("stopped; nothing is left running"):
         require_writable(arguments.json)

@@ -40,6 +40,9 @@ LEAST_WEIGHT = {1: 2, 2: 1}
 IDLE_FILE = "cpu.idle"
 """The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
+REALTIME_FILE = "cpu.rt_runtime_us"
+"""Where kernels with RT_GROUP_SCHED limit a group's real-time threads; new groups have 0 there."""
+
 QUOTA_PERIOD_US = 100_000
 
 GONE = (errno.ENOENT, errno.ENODEV)
@@ -274,6 +277,16 @@ class JobGroup:
         else:
             limit = "max" if quota_us is None else str(quota_us)
             _write(folder / "cpu.max", f"{limit} {QUOTA_PERIOD_US}")
+
+    def allow_realtime(self) -> None:
+        """
+        Let threads in the group be real-time for as long as those in its parent may.
+
+        :raises OSError: if the parent has given that to others
+        """
+        file = self.hierarchy.folder(self.path) / REALTIME_FILE
+        if file.exists():
+            _write(file, (file.parents[1] / REALTIME_FILE).read_text(encoding="utf-8"))
 
     def limit_processes(self, most: int) -> None:
         """

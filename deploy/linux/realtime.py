@@ -3,7 +3,7 @@
 import os
 from pathlib import PurePosixPath
 
-from deploy.linux.cgroups import find_hierarchy
+from deploy.linux.cgroups import REALTIME_FILE, find_hierarchy
 from env.errors import InputError, os_reason
 
 LATE_S = 0.001
@@ -47,7 +47,7 @@ def _remedy() -> str:
         group = hierarchy.group_of("self")
     except OSError:
         return "it takes CAP_SYS_NICE"
-    runtime = hierarchy.folder(group) / "cpu.rt_runtime_us"
+    runtime = hierarchy.folder(group) / REALTIME_FILE
     root = f"run it in the root group: echo $$ > {hierarchy.mounts['cpu']}/cgroup.procs"
     if group == PurePosixPath("/"):
         return "it takes CAP_SYS_NICE and a control group that may have real-time"

@@ -145,6 +145,7 @@ def test_it_measures_all_ways_to_yield_and_leaves_nothing(tmp_path: Path) -> Non
     assert set(found["modes"]) == set(sharing.MODES)
     asked = {"p50_us", "p95_us", "p99_us", "run_delay", "job_vcpus"}
     assert all(asked <= set(of) for of in found["modes"].values())
+    assert found["precedence"] in ("SCHED_RR", "cpu.shares", "cpu.weight")
     assert found["modes"]["none"]["job_vcpus"] < 0.05 < found["modes"]["equal"]["job_vcpus"]
     assert left_of(process.pid) == []
 

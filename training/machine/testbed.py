@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
 from deploy.engines.memcached import Memcached
-from deploy.jobs import gate
+from deploy.jobs import gate, precedence
 from deploy.jobs.containers import DockerRuntime, connect
 from deploy.jobs.runtimes import (
     Attempt,
@@ -54,6 +54,7 @@ from deploy.load import generator
 from deploy.load.dynamic_load import Client
 from deploy.load.keys import load_records
 from deploy.records import proof
+from deploy.records.state import Weighing
 from env.allocation import Weight
 from env.errors import InputError, fault
 from env.scenario import Job
@@ -183,6 +184,14 @@ class Testbed:
         """The file that puts jobs into the background on this kernel."""
         return self._service.background
 
+    @functools.cached_property
+    def precedence(self) -> str:
+        """What memcached goes before other programs by on this kernel: a class, or a file."""
+        with memcached.running(threads=1) as server:
+            self._service.join(server.pid)
+            standing = self.standing(server)
+        return "SCHED_RR" if precedence.is_class(standing) else Path(standing.group).name
+
     def require_images(self, jobs: Sequence[Job]) -> None:
         """
         Check that all jobs can be started.
@@ -204,18 +213,31 @@ class Testbed:
         return self.containers if needs_docker(job) else self.processes
 
     @contextlib.contextmanager
-    def serving(self, threads: int, cores: tuple[int, ...]) -> Iterator[Memcached]:
+    def serving(
+        self, threads: int, cores: tuple[int, ...], first: bool = True
+    ) -> Iterator[Memcached]:
         """
         A memcached with all records, on some vCPUs.
 
         :param threads: worker threads
         :param cores: its vCPUs
+        :param first: whether it goes before other programs, as in a deployment
         """
         with memcached.running(threads) as server:
             self._service.join(server.pid)
             pin(server.pid, cores)
             load_records(server.host, server.port)
+            if first:
+                precedence.put_first(server.pid, self.standing(server))
             yield server
+
+    def standing(self, server: Memcached) -> Weighing:
+        """
+        How memcached stands, and so what it may go before other programs by.
+
+        :param server: a running one
+        """
+        return precedence.weighed(server.pid, self._hierarchy, {server.pid})
 
     @contextlib.contextmanager
     def beside(self, what: Beside | None) -> Iterator[Neighbour | None]:
@@ -486,6 +508,8 @@ def open_testbed(folder: Path, despite_load: bool = False) -> Iterator[Testbed]:
             for group in (outer, service):
                 group.create()
                 group.set_weight(Weight.NORMAL)
+                with contextlib.suppress(OSError):  # memcached goes first by weight then
+                    group.allow_realtime()
         except OSError as error:
             raise InputError(
                 f"control groups cannot be written ({error.strerror}); run as root"
