@@ -54,6 +54,9 @@ INTERVALS_S = (10.0, 5.0, 2.0, 1.0)
 SEARCHED = 25
 """In so many traces of a table the best schedule is searched: 5 s of one core each."""
 
+LEAST_SHOWN = 0.1
+"""The axis of violations goes up to this at least [%]: less hardly tells policies apart."""
+
 # What a published controller really did, for docs/faithfulness.md; no peer of the others.
 NOT_RANKED = ("stats-poll-packed-as-run", "threshold-groups-as-run")
 PACKAGES = ("coretide", "numpy", "numba")
@@ -296,7 +299,9 @@ def draw(content: dict[str, Any], path: Path) -> None:
     columns = len({board["interval_s"] for board in tables})
     rows = -(-len(tables) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.8 * rows + 1.0), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    ratios = [e["violation_ratio"]["mean"] for board in tables for e in board["policies"]]
+    top = 1.1 * max(LEAST_SHOWN, 100.0 * max(ratios))
     for axes, board in zip(panels, tables, strict=False):
         for entry in board["policies"]:
             place = names.index(entry["name"])
@@ -311,8 +316,7 @@ def draw(content: dict[str, Any], path: Path) -> None:
                 label=entry["name"],
             )
         axes.set_title(f"{board['scenario']}, {board['interval_s']:g} s", fontsize="medium")
-        axes.set_yscale("symlog", linthresh=0.1)
-        axes.set_ylim(bottom=-0.02)
+        axes.set_ylim(-0.05 * top, top)  # those without violations are seen whole
         axes.grid(alpha=0.3)
         axes.set_xlabel("makespan [s]")
         axes.set_ylabel("violations [%]")
