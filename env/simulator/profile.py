@@ -75,14 +75,12 @@ class Background(BaseModel):
     How background work yielded to memcached where sharing was measured.
 
     :param mechanism: the file that was written, or what else was done
-    :param precedence: what memcached itself went before other programs by; empty if by nothing
     :param kernel: release of Linux, whose schedulers differ in what yields
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mechanism: str = Field(min_length=1)
-    precedence: str = ""
     kernel: str = Field(min_length=1)
 
 

@@ -124,11 +124,7 @@ def characterise(
     with open_testbed(out / "work", despite_load) as testbed:
         testbed.require_images(scenario.jobs)
         measure(scenario, mode, store, testbed)
-        background = Background(
-            mechanism=testbed.background,
-            precedence=testbed.precedence,
-            kernel=platform.release(),
-        )
+        background = Background(mechanism=testbed.background, kernel=platform.release())
     latency, jobs, actuation = store.table("latency"), job_runs(store), store.table("actuation")
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())

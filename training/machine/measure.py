@@ -430,16 +430,17 @@ class Campaign:
 
     def _sweep(self, table: str, arrangement: Arrangement, loads: tuple[int, ...]) -> Task:
         def run(testbed: Testbed, targets: Sequence[int]) -> list[Row]:
-            beside, cores, count = None, arrangement.cores, arrangement.connections
+            beside = None
             if arrangement.beside != ALONE:
                 same = arrangement.beside in ON_SAME_CORE
-                where = cores if same else self._apart(cores, testbed.vcpus)
+                where = arrangement.cores if same else self._apart(arrangement.cores, testbed.vcpus)
                 weight = Weight.BACKGROUND if arrangement.weight == BACKGROUND else Weight.NORMAL
                 beside = pressure(arrangement.beside, where, weight)
             with (
-                testbed.serving(arrangement.threads, cores, arrangement.first) as server,
+                testbed.serving(arrangement.threads, arrangement.cores) as server,
                 testbed.beside(beside) as neighbour,
             ):
+                cores, count = arrangement.cores, arrangement.connections
                 rows = testbed.sweep(server, targets, self.mode.timing, cores, neighbour, count)
             return [arrangement.columns | row for row in rows]
 

@@ -36,8 +36,7 @@ class Arrangement:
     :param threads: memcached's worker threads
     :param cores: its vCPUs
     :param beside: a pressure source, or `none`
-    :param weight: of what is beside: `background`, `equal` to memcached's, which does not go first
-        then, or empty
+    :param weight: of what is beside: `background`, `equal`, or empty
     :param connections: of the load
     """
 
@@ -46,11 +45,6 @@ class Arrangement:
     beside: str = ALONE
     weight: str = ""
     connections: int = CONNECTIONS
-
-    @property
-    def first(self) -> bool:
-        """Whether memcached goes before other programs, as in a deployment."""
-        return self.weight != EQUAL
 
     @property
     def columns(self) -> Row:

@@ -1,4 +1,4 @@
-"""The testbed's memcached stands as a deployment's does."""
+"""How the testbed's memcached stands: as it was started, or as a deployment's."""
 
 import os
 import shutil
@@ -21,14 +21,14 @@ def classes(pid: int) -> set[int]:
     return {os.sched_getscheduler(thread) for thread in thread_ids(pid)}
 
 
-def test_memcached_goes_first_unless_its_equals_are_beside_it(tmp_path: Path) -> None:
+def test_memcached_goes_first_where_it_is_to(tmp_path: Path) -> None:
     hierarchy = usable_hierarchy()
     assert hierarchy is not None
     with open_testbed(tmp_path / "work", despite_load=True) as testbed:
         with testbed.serving(2, (0,)) as server:
-            found = classes(server.pid)
-        with testbed.serving(2, (0,), first=False) as server:
             assert classes(server.pid) == {os.SCHED_OTHER}
+        with testbed.serving(2, (0,), first=True) as server:
+            found = classes(server.pid)
         if testbed.precedence == "SCHED_RR":
             assert found == {os.SCHED_RR}
         else:
