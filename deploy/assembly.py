@@ -161,12 +161,15 @@ class Steering:
     :param left: whether the jobs were left running
     :param gone: whether memcached has ended, so that nothing could be given back to it
     :param faults: what could not be undone, one line each
+    :param conclude: called when all is undone but memcached's precedence, which keeps it from
+        waiting for what this takes of the vCPUs
     """
 
     machine: LiveMachine
     left: bool = False
     gone: bool = False
     faults: list[str] = field(default_factory=list)
+    conclude: Callable[[], None] = lambda: None
 
     @property
     def restored(self) -> bool:
@@ -229,17 +232,24 @@ def steered(
         except (OSError, RuntimeUnavailableError) as error:
             end(state, folder, runtime, hierarchy, True, recorder)  # for another try
             raise InputError(f"{folder.path}: not taken over: {fault(error)}") from error
+
+    def conclude(faults: list[str]) -> None:
+        steering.faults = faults
+        if not faults:
+            guardian.stop()  # the report takes seconds, without a beat
+        steering.conclude()
+
     try:
         yield steering
     finally:
         actuator.close()
-        steering.left = leave_jobs()
+        steering.left = left = leave_jobs()
         steering.gone = is_gone(state)
-        steering.faults = end(state, folder, runtime, hierarchy, steering.left, recorder, admission)
+        steering.faults = end(
+            state, folder, runtime, hierarchy, left, recorder, admission, conclude
+        )
         if admission is not None:
             admission.close()  # also where jobs are left running: its folder is closed now
-        if not steering.faults:
-            guardian.stop()  # the report takes seconds, without a beat
 
 
 def end(
@@ -250,6 +260,7 @@ def end(
     leave: bool,
     recorder: Recorder,
     admission: Arrivals | None = None,
+    conclude: Callable[[list[str]], None] = lambda faults: None,
 ) -> list[str]:
     """
     Leave the machine as it was found, or safe with the jobs running where that was asked for.
@@ -261,6 +272,7 @@ def end(
     :param leave: whether the jobs are left running
     :param recorder: is told how it went
     :param admission: what brought the jobs one by one, if anything did
+    :param conclude: called once, with what could not be undone until then: see `Steering.conclude`
     :return: what could not be undone, one line each
     """
     if leave:
@@ -270,10 +282,15 @@ def end(
         except OSError as error:
             faults.append(f"the state is not written, --resume has an older one: {fault(error)}")
         recorder.event("custom", SCHEDULER, detail="jobs are left running; --resume goes on")
+        conclude(faults)
         return faults
-    faults = undo(state, folder, runtime, hierarchy)
-    if admission is not None and not faults:
-        faults = admission.settle(state, folder)
+
+    def before_last(faults: list[str]) -> None:
+        if admission is not None and not faults:
+            faults += admission.settle(state, folder)
+        conclude(faults)
+
+    faults = undo(state, folder, runtime, hierarchy, before_last)
     if not faults and (left := folder.clear()):
         faults = [left]
     for each in faults or [in_words(state)]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from agents.policy import Policy
 from deploy.assembly import (
     Parts,
+    Steering,
     assembled,
     docker_address,
     find_service,
@@ -129,14 +130,21 @@ def run(
             Loop(machine, policy, parts.recorder, stop, samplers).run()
             for log in logs:
                 log.finish(time.monotonic(), machine.telemetry().service.requests)
-        from deploy.loop.outcome import write_report  # late: drawing it takes memory
-
-        restored, stopped, illustrated = steering.restored, stop.number != 0, settings.illustrated
-        report, who = settings.report, policy.name
-        write_report(report, who, machine, restored, stopped, illustrated, open_end)
+            steering.conclude = partial(_report, settings, policy.name, steering, stop, open_end)
         # What a pod ends in is its owner's matter.
         ended = parts.state.jobs.values() if pods is None else ()
         return _exit_code(ended, stop, steering.faults)
+
+
+def _report(
+    settings: Settings, policy: str, steering: Steering, stop: StopRequest, open_end: bool
+) -> None:
+    from deploy.loop.outcome import write_report  # late: drawing it takes memory
+
+    machine, restored, stopped = steering.machine, steering.restored, stop.number != 0
+    write_report(
+        settings.report, policy, machine, restored, stopped, settings.illustrated, open_end
+    )
 
 
 def _require_open_end(policy: Policy, scenario: Scenario) -> None:

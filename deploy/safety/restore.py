@@ -18,32 +18,43 @@ ATTEMPTS, PAUSE_S = 5, 0.5
 
 
 def undo(
-    state: State, folder: StateFolder, runtime: Runtime, hierarchy: Hierarchy | None
+    state: State,
+    folder: StateFolder,
+    runtime: Runtime,
+    hierarchy: Hierarchy | None,
+    before_last: Callable[[list[str]], None] = lambda faults: None,
 ) -> list[str]:
     """
     Give memcached its vCPUs back, end what still runs, remove what was made.
+
+    Last of all memcached goes before other programs no longer: what takes CPU time comes earlier.
 
     :param state: what the loop did
     :param folder: the state folder, with the proofs of its jobs
     :param runtime: runs the jobs
     :param hierarchy: how control groups are mounted, if they are
+    :param before_last: called once, before memcached's precedence goes, with what could not be
+        undone until then; may add to it
     :return: what could not be undone, one line each; nothing if all is as it was
     """
     groups = _groups(state.jobs.values(), hierarchy)
     if hierarchy is None and any(record.group for record in state.jobs.values()):
-        return ["nothing is undone: control groups cannot be reached by this user"]
+        nothing = ["nothing is undone: control groups cannot be reached by this user"]
+        before_last(nothing)
+        return nothing
     steps: list[Callable[[], str]] = [
         *(partial(_restore_service, record) for record in state.service),
         lambda: _leave_pods(state),
         lambda: _end_jobs(state, folder, runtime, groups),
         lambda: _remove_groups(groups),
     ]
-    troubles = []
+    faults: list[str] = []
     try:
-        troubles += [step() for step in steps]
+        faults += filter(None, [step() for step in steps])
+        before_last(faults)
     finally:  # Docker's removals take seconds, and memcached goes before them
-        troubles += [_restore_precedence(record) for record in state.service]
-    return list(filter(None, troubles))
+        faults += filter(None, map(_restore_precedence, state.service))
+    return faults
 
 
 def forget(

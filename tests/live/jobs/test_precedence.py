@@ -24,8 +24,11 @@ from deploy.jobs.precedence import (
     put_first,
     weighed,
 )
+from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux.cgroups import DEFAULT_WEIGHT, JobGroup
 from deploy.linux.service_process import identify, thread_ids
+from deploy.records.state import State, StateFolder, service_record
+from deploy.safety.restore import undo
 from env.errors import InputError
 from tests.live.conftest import PATIENCE, Deployment, needs_groups
 from tests.live.test_weights import over
@@ -246,6 +249,34 @@ def test_a_deployment_puts_memcached_first_and_back(
         run.process.terminate()
     run.finish()
     assert standing(server.pid, found) == found.before
+
+
+def test_it_goes_first_until_all_is_done_that_takes_cpu_time(server, place, tmp_path):
+    place(server.pid)
+    found = found_at(server.pid)
+    record = service_record(identify(server.pid))
+    record.weighing = found
+    put_first(server.pid, found)
+    state = State("0" * 12, "two", "process", "", 0.0, service=[record])
+    seen = []
+    folder = StateFolder(tmp_path / "state")
+    faults = undo(
+        *(state, folder, ProcessRuntime(), usable_hierarchy()),
+        lambda faults: seen.append((list(faults), standing(server.pid, found))),
+    )
+    assert faults == []
+    assert seen == [([], lifted(found))]
+    assert standing(server.pid, found) == found.before
+
+
+def test_the_report_is_there_before_memcached_is_as_it_was_found(
+    deploy, scenario_file, groups_file
+):
+    scenario = scenario_file(dedup=["true"], radix=["true"])
+    run = deploy("--policy", str(groups_file), "--scenario", str(scenario), "--runtime", "process")
+    run.expect("the machine is as it was found")
+    assert (run.report / "report.json").exists()
+    assert run.finish() == 0
 
 
 def test_a_memcached_that_starts_anew_goes_first_too(tmp_path, scenario_file, groups_file):
