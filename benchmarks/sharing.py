@@ -67,8 +67,9 @@ OVERLOAD_QPS = 1_000_000
 
 OPTIONS = {"matrix": (), "cpu": (), "stream": ("--stream-l3-size", "8M"), "cache": ()}
 """
-Of the jobs: by itself `stream` fills memory several times as large as a host's last cache, which
-takes seconds in the kernel, where nobody can be paused.
+The jobs, which are stress-ng's, and what each is told besides its threads. By itself `stream` fills
+memory several times as large as a host's last cache: seconds in the kernel, where it cannot be
+paused.
 """
 
 JOBS = tuple(

@@ -161,8 +161,8 @@ class Steering:
     :param left: whether the jobs were left running
     :param gone: whether memcached has ended, so that nothing could be given back to it
     :param faults: what could not be undone, one line each
-    :param conclude: called when all is undone but memcached's precedence, which keeps it from
-        waiting for what this takes of the vCPUs
+    :param conclude: called once all but memcached's precedence is undone, which keeps memcached
+        from waiting for what the call takes of the vCPUs
     """
 
     machine: LiveMachine
@@ -173,7 +173,7 @@ class Steering:
 
     @property
     def restored(self) -> bool:
-        """Whether the machine is as it was found; to be asked after the end."""
+        """Whether the machine is as it was found; to be asked when concluding, or after the end."""
         return not (self.left or self.gone or self.faults)
 
 
@@ -191,7 +191,7 @@ def steered(
 
     :param parts: see `assembled`
     :param settings: see there
-    :param guardian: makes the machine safe if this process dies; it is dismissed once all is undone
+    :param guardian: makes the machine safe if this process dies; dismissed when concluding
     :param leave_jobs: asked at the end: whether the jobs are to be left running
     :param spool: the queue that brings the jobs, where one does
     :param pods: of the cluster's node whose batch pods are the jobs
@@ -243,10 +243,10 @@ def steered(
         yield steering
     finally:
         actuator.close()
-        steering.left = left = leave_jobs()
+        steering.left = leave_jobs()
         steering.gone = is_gone(state)
         steering.faults = end(
-            state, folder, runtime, hierarchy, left, recorder, admission, conclude
+            state, folder, runtime, hierarchy, steering.left, recorder, admission, conclude
         )
         if admission is not None:
             admission.close()  # also where jobs are left running: its folder is closed now

@@ -26,7 +26,7 @@ from deploy.linux.service_process import Identity
 from deploy.records.state import Weighing
 from env.errors import InputError, fault
 
-CLASS = os.SCHED_RR
+CLASS, CLASS_NAME = os.SCHED_RR, "SCHED_RR"
 """memcached's threads take turns on a vCPU that they share, as its workers are equals."""
 
 LIFTED = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH"}
@@ -163,6 +163,15 @@ def in_words(weighing: Weighing) -> str:
     if is_class(weighing):
         return "by the real-time class of its threads"
     return f"by the weight of {weighing.group}"
+
+
+def name_of(weighing: Weighing) -> str:
+    """
+    The name of what memcached goes before others by: a class, or the file or session of a weight.
+
+    :param weighing: what it was found with
+    """
+    return CLASS_NAME if is_class(weighing) else Path(weighing.group).name
 
 
 def is_class(weighing: Weighing) -> bool:

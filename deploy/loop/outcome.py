@@ -30,7 +30,7 @@ def write_report(
     :param folder: of the run's records
     :param policy: who decided
     :param machine: on which everything has ended
-    :param restored: whether it is as it was found
+    :param restored: whether it is as it was found, but for memcached's precedence, which goes last
     :param stopped: whether the run was ended before its jobs were done
     :param illustrated: whether to predict, to draw pictures and a page, which takes seconds
     :param open_end: whether jobs came one by one, as from a queue

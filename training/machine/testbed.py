@@ -189,8 +189,7 @@ class Testbed:
         """What memcached goes before other programs by on this kernel: a class, or a file."""
         with memcached.running(threads=1) as server:
             self._service.join(server.pid)
-            standing = self.standing(server)
-        return "SCHED_RR" if precedence.is_class(standing) else Path(standing.group).name
+            return precedence.name_of(self.standing(server))
 
     def require_images(self, jobs: Sequence[Job]) -> None:
         """
@@ -237,6 +236,7 @@ class Testbed:
         How memcached stands, and so what it may go before other programs by.
 
         :param server: a running one
+        :raises OSError: if it is gone
         """
         return precedence.weighed(server.pid, self._hierarchy, {server.pid})
 
