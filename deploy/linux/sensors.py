@@ -35,6 +35,9 @@ from deploy.linux.stats_connection import Requests, StatsConnection
 THREADS_EVERY_S = 1.0
 """How often memcached's threads are listed anew."""
 
+RESTING_EVERY_S = 0.1
+"""How often threads are read that had not run at the reading before: most rest all the time."""
+
 LONGEST_STAT_LINE = 256
 """More than a vCPU's line of `/proc/stat` has: its name and ten counters [bytes]."""
 
@@ -67,8 +70,9 @@ class ThreadClock:
     """
     CPU time and run-queue delay of a process, from its threads' schedstat.
 
-    A thread that ends keeps what it has used in the sums. `complaint` says which threads are not
-    seen; empty while all of them are.
+    A thread that ends keeps what it has used in the sums; one that rests is read less often, so
+    that what it uses next may be seen `RESTING_EVERY_S` late. `complaint` says which threads are
+    not seen; empty while all of them are.
 
     :param who: the process
     :param now_s: the present time, on the clock that `read` is given [s]
@@ -79,6 +83,8 @@ class ThreadClock:
         self.who = who
         self.complaint = ""
         self._files: dict[int, int] = {}
+        self._awake: dict[int, int] = {}  # those of them that had run when all were read
+        self._all_read_s = -math.inf
         self._last: dict[int, tuple[bytes, int, int]] = {}  # as read, and what it says [ns]
         self._cpu_ns = self._delay_ns = 0
         try:
@@ -89,7 +95,7 @@ class ThreadClock:
 
     def read(self, now_s: float) -> Cpu:
         """
-        Read all threads, about 1 µs each.
+        Read the threads, a few µs each.
 
         :param now_s: the present time [s]
         :raises OSError: if the process is gone
@@ -101,9 +107,10 @@ class ThreadClock:
                 if error.errno not in OUT_OF_FILES:
                     raise
                 self.complaint = f"its new threads are not seen: {error.strerror}"
-        gone = [
-            thread for thread, file in self._files.items() if not self._read_thread(file, thread)
-        ]
+        due = self._awake
+        if now_s - self._all_read_s >= RESTING_EVERY_S:
+            self._all_read_s, self._awake, due = now_s, {}, self._files
+        gone = [thread for thread, file in due.items() if not self._read_thread(file, thread)]
         for thread in gone:
             self._forget(thread)
         if not self._files:
@@ -124,12 +131,13 @@ class ThreadClock:
         before, cpu_before, delay_before = self._last.get(thread, (b"", 0, 0))
         try:
             text = os.pread(file, 80, 0)
-            if text == before:  # most threads rest most of the time
+            if text == before:
                 return True
             cpu, delay, _ = map(int, text.split())
         except (OSError, ValueError):
             return False
         self._last[thread] = (text, cpu, delay)
+        self._awake[thread] = file
         self._cpu_ns += cpu - cpu_before
         self._delay_ns += delay - delay_before
         return True
@@ -149,6 +157,7 @@ class ThreadClock:
 
     def _forget(self, thread: int) -> None:
         os.close(self._files.pop(thread))
+        self._awake.pop(thread, None)
         self._last.pop(thread, None)
 
 

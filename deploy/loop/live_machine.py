@@ -59,7 +59,7 @@ baseline is the least that a fading mean, in which a reading has this weight, ca
 second], and not below what means nothing; it rises by 1/e in this time [s], because a machine may
 have become slower."""
 
-STOLEN_EVERY_S = 0.045
+STOLEN_EVERY_S = 0.095
 """Stolen time is read so often [s], and whenever requests are late: it matters for them alone."""
 
 PREPARE_LIMIT_S = 30.0
@@ -302,6 +302,10 @@ class LiveMachine:
             if state != states[index]:
                 states[index] = int(state)
                 self._unsettle()
+            if state == PENDING and row.state[index] != PENDING:
+                row.state[index] = PENDING  # a failed attempt, to be started again
+                self._sent = ()
+                self._unsettle()
         return row
 
     def _unsettle(self) -> None:
@@ -367,12 +371,6 @@ class LiveMachine:
         self.sensor.receive(now_s, ANSWER_S)
         while self.sensor.news:
             self._recorder.event("custom", MEMCACHED, detail=self.sensor.news.popleft())
-        states = self._row.state
-        for index, run in enumerate(self.actuator.jobs.values()):
-            if states[index] != PENDING and run.state == JobState.PENDING:
-                states[index] = PENDING  # a failed attempt, to be started again
-                self._sent = ()
-                self._unsettle()
         if self._admission is not None and (jobs := self._admission.poll(now_s)) is not None:
             self._change_jobs(jobs)
         self._guard(span_s)

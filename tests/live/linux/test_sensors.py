@@ -17,7 +17,7 @@ from deploy.assembly import find_service
 from deploy.engines import memcached
 from deploy.linux import service_process
 from deploy.linux.group_sensor import GroupSensor
-from deploy.linux.sensors import ServiceSensor, ThreadClock, VcpuClock
+from deploy.linux.sensors import RESTING_EVERY_S, ServiceSensor, ThreadClock, VcpuClock
 from deploy.linux.stats_connection import StatsConnection
 from env.errors import InputError
 from tests.live.conftest import PATIENCE
@@ -260,6 +260,36 @@ def test_a_crowd_of_threads_is_followed_in_part_and_that_is_said():
         for thread in crowd:
             thread.join()
     assert files_open() == open_files
+
+
+def test_a_thread_that_rested_is_seen_again_when_resting_ones_are_read():
+    wake, done = threading.Event(), threading.Event()
+
+    def work():
+        wake.wait()
+        while time.thread_time() < 0.05:
+            pass
+        done.set()
+        wake.clear()
+        wake.wait()
+
+    rested = threading.Thread(target=work)
+    rested.start()
+    clock = ThreadClock(service_process.identify(os.getpid()), 0.0)
+    try:
+        for now_s in (0.0, RESTING_EVERY_S):  # it has not run in between
+            clock.read(now_s)
+        before = clock.read(RESTING_EVERY_S)
+        wake.set()
+        assert done.wait(10.0)
+        soon = clock.read(1.5 * RESTING_EVERY_S)
+        later = clock.read(2.0 * RESTING_EVERY_S)
+    finally:
+        wake.set()
+        rested.join()
+        clock.close()
+    assert later.cpu_s - before.cpu_s >= 0.05
+    assert later.cpu_s - soon.cpu_s >= 0.05
 
 
 def test_a_clock_that_cannot_open_all_it_wants_keeps_nothing_open(monkeypatch):
