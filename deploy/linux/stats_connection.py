@@ -2,10 +2,10 @@
 
 import contextlib
 import math
+import select
 import socket
 from dataclasses import dataclass
 
-from deploy.linux.readiness import await_readable
 from deploy.linux.service_process import MEMCACHED, NUTCRACKER, who_serves
 
 RECONNECT_S = 0.2
@@ -73,24 +73,23 @@ class StatsConnection:
         """
         The answer, if all of it has come and it makes sense.
 
-        :param patience_s: how long to wait for a part that is not there yet [s]
+        :param patience_s: how long to wait for its first part [s]
         """
         if self._socket is None or self._asked_s is None:
             return None
+        if patience_s > 0.0:
+            arrival = select.poll()
+            arrival.register(self._socket, select.POLLIN)
+            arrival.poll(1e3 * patience_s)
         try:
             while not self._answer.endswith(self.end):
-                try:
-                    part = self._socket.recv(LONGEST_ANSWER)
-                except BlockingIOError:
-                    if patience_s <= 0.0:
-                        return None
-                    await_readable([self._socket.fileno()], patience_s)
-                    patience_s = 0.0
-                    continue
+                part = self._socket.recv(LONGEST_ANSWER)
                 self._answer += part
                 if not part or len(self._answer) > LONGEST_ANSWER:  # hung up, or no memcached
                     self.close()
                     return None
+        except BlockingIOError:
+            return None
         except OSError:
             self.close()
             return None

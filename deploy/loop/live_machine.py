@@ -294,12 +294,9 @@ class LiveMachine:
 
     def _up_to_date(self) -> ControlState:
         """The control row, with the time and the jobs' states as of the last poll."""
-        self._note_jobs()
-        return self._note_readings()
-
-    def _note_jobs(self) -> None:
-        """Show the regulator where the jobs stand."""
         row, states = self._row, self._row.job_state
+        row.now_s, row.overruled = self._polled_s, 0
+        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
         for index, run in enumerate(self.actuator.jobs.values()):
             state = run.state
             if state != states[index]:
@@ -309,12 +306,6 @@ class LiveMachine:
                 row.state[index] = PENDING  # a failed attempt, to be started again
                 self._sent = ()
                 self._unsettle()
-
-    def _note_readings(self) -> ControlState:
-        """Show the regulator the time and memcached's load; the control row."""
-        row = self._row
-        row.now_s, row.overruled = self._polled_s, 0
-        row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
         return row
 
     def _unsettle(self) -> None:
@@ -377,16 +368,12 @@ class LiveMachine:
             if self._cpi is not None:
                 self._cpi.poll(self.sensor.who, now_s, self._probe_window_s)
         self.actuator.poll(now_s, self._has_slack())
-        if self._admission is not None and (jobs := self._admission.poll(now_s)) is not None:
-            self._change_jobs(jobs)
-        self._note_jobs()
-        late = self._late_share(span_s)
-        if late or now_s - self._stolen_at_s >= STOLEN_EVERY_S:
-            self._note_stolen()
         self.sensor.receive(now_s, ANSWER_S)
         while self.sensor.news:
             self._recorder.event("custom", MEMCACHED, detail=self.sensor.news.popleft())
-        self._guard(span_s, late)
+        if self._admission is not None and (jobs := self._admission.poll(now_s)) is not None:
+            self._change_jobs(jobs)
+        self._guard(span_s)
 
     def _change_jobs(self, jobs: tuple[Job, ...]) -> None:
         """Go on with other jobs; what is known of memcached, and of jobs that stay, stays known."""
@@ -396,25 +383,25 @@ class LiveMachine:
         self._applied, self._sent = regulated(self._row, self.scenario), ()
         self._unsettle()
 
-    def _guard(self, span_s: float, late: float | None) -> None:
+    def _guard(self, span_s: float) -> None:
         """
         Show the regulator and the SLO guard what the poll has read, and do what the guard asks for.
 
         :param span_s: the time since the poll before [s]
-        :param late: the share of late requests in it; None if there is none to tell by
         """
-        row = self._note_readings()
+        row = self._up_to_date()
         note_use(row, row.qps, row.cpu_cores, span_s)
+        share = self._late_share(span_s)
+        if share or self._polled_s - self._stolen_at_s >= STOLEN_EVERY_S:
+            self._note_stolen()
         if not row.guarded:
             return
-        note_late(row, row.late_lately if late is None else late, span_s)
+        note_late(row, row.late_lately if share is None else share, span_s)
         level = row.guard_level
         gone, burn = budget(row, level >= harmless(row))
         if step_guard(row):
-            lately, spent = 100 * burn * LATE_LIMIT, 100 * gone
-            self._note_guard(
-                level, f"{lately:.0f} % late just now, {spent:.0f} % of the budget gone"
-            )
+            late, spent = 100 * burn * LATE_LIMIT, 100 * gone
+            self._note_guard(level, f"{late:.0f} % late just now, {spent:.0f} % of the budget gone")
             regulate_again(row)
             self._settled = None
             self._send()
