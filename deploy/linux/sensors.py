@@ -36,7 +36,7 @@ THREADS_EVERY_S = 1.0
 """How often memcached's threads are listed anew."""
 
 RESTING_EVERY_S = 0.1
-"""How often threads are read that had not run at the reading before: most rest all the time."""
+"""How often all threads are read; in between only those that had just run, as most rest."""
 
 LONGEST_STAT_LINE = 256
 """More than a vCPU's line of `/proc/stat` has: its name and ten counters [bytes]."""
@@ -70,9 +70,9 @@ class ThreadClock:
     """
     CPU time and run-queue delay of a process, from its threads' schedstat.
 
-    A thread that ends keeps what it has used in the sums; one that rests is read less often, so
-    that what it uses next may be seen `RESTING_EVERY_S` late. `complaint` says which threads are
-    not seen; empty while all of them are.
+    A thread that ends keeps what it has used in the sums. One that rests, or is new, is read less
+    often, so that what it uses next may be seen `RESTING_EVERY_S` late. `complaint` says which
+    threads are not seen; empty while all of them are.
 
     :param who: the process
     :param now_s: the present time, on the clock that `read` is given [s]
@@ -83,7 +83,7 @@ class ThreadClock:
         self.who = who
         self.complaint = ""
         self._files: dict[int, int] = {}
-        self._awake: dict[int, int] = {}  # those of them that had run when all were read
+        self._awake: dict[int, int] = {}  # those that had run when all were last read
         self._all_read_s = -math.inf
         self._last: dict[int, tuple[bytes, int, int]] = {}  # as read, and what it says [ns]
         self._cpu_ns = self._delay_ns = 0

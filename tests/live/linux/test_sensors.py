@@ -263,29 +263,29 @@ def test_a_crowd_of_threads_is_followed_in_part_and_that_is_said():
 
 
 def test_a_thread_that_rested_is_seen_again_when_resting_ones_are_read():
-    wake, done = threading.Event(), threading.Event()
+    wake, done, end = threading.Event(), threading.Event(), threading.Event()
 
     def work():
         wake.wait()
-        while time.thread_time() < 0.05:
+        begun_s = time.thread_time()
+        while time.thread_time() - begun_s < 0.05:
             pass
         done.set()
-        wake.clear()
-        wake.wait()
+        end.wait()
 
     rested = threading.Thread(target=work)
     rested.start()
     clock = ThreadClock(service_process.identify(os.getpid()), 0.0)
     try:
-        for now_s in (0.0, RESTING_EVERY_S):  # it has not run in between
-            clock.read(now_s)
-        before = clock.read(RESTING_EVERY_S)
+        for turn in range(5):  # by the last one it has come to rest
+            before = clock.read(2.0 * turn * RESTING_EVERY_S)
         wake.set()
         assert done.wait(10.0)
-        soon = clock.read(1.5 * RESTING_EVERY_S)
-        later = clock.read(2.0 * RESTING_EVERY_S)
+        soon = clock.read(8.5 * RESTING_EVERY_S)
+        later = clock.read(10.0 * RESTING_EVERY_S)
     finally:
         wake.set()
+        end.set()
         rested.join()
         clock.close()
     assert later.cpu_s - before.cpu_s >= 0.05
