@@ -89,9 +89,11 @@ $(UV_STAMP):
 	touch $@
 
 # Everything is compiled to bytecode here, once: who runs it later may not be able to keep it (a
-# service without write access, PYTHONDONTWRITEBYTECODE) and would compile it at every start.
+# service without write access, PYTHONDONTWRITEBYTECODE) and would compile it at every start. The
+# simulator's kernels are, too: half a minute that a first measurement need not wait for.
 $(STAMP): requirements.lock pyproject.toml $(UV_STAMP)
 	$(UV) pip sync --quiet --python $(PY) --require-hashes --compile-bytecode requirements.lock
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	$(PY) -m compileall -q $(PACKAGES) $(SCRIPTS)
+	$(PY) -m training.refinement.kernels
 	touch $@

@@ -39,7 +39,10 @@ MOST_MEMBERS = 16
 """So many memcacheds are one service at most."""
 
 MOST_VCPUS = 16
-"""So many has a machine of the scenario family at most, and a host that is padded for all sizes."""
+"""So many has a machine of the scenario family at most."""
+
+FAMILY_ROOM = (MAX_JOBS, MOST_VCPUS)
+"""Room for the jobs and the vCPUs of every scenario of the family."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 

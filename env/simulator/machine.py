@@ -32,7 +32,7 @@ from env.physics.parameters import (
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
-from env.scenario import MAX_JOBS, MOST_VCPUS, Scenario
+from env.scenario import FAMILY_ROOM, Scenario
 from env.simulator import kernel
 from env.simulator.hiccups import SPELL_SHARES
 from env.simulator.host import TURNS, HostFields, fill_padding, host_dtype
@@ -116,9 +116,10 @@ class EpisodeFactory:
     :param scenario: the problem
     :param profile: fitted parameters; the scenario's own profile if none is given
     :param variation: how episodes differ
-    :param padded: hosts have room for `MAX_JOBS` jobs and `MOST_VCPUS` vCPUs, so that one compiled
-        kernel serves scenarios of every size; a drawn scenario's are if nobody says
-    :raises InputError: if the scenario does not fit a padded host
+    :param room: so many jobs and vCPUs have room in a host, so that one compiled kernel serves
+        scenarios of all sizes up to it; if nobody says, a drawn scenario's hosts have `FAMILY_ROOM`
+        and others what their scenario has
+    :raises InputError: if the scenario has no room there
     """
 
     def __init__(
@@ -126,15 +127,15 @@ class EpisodeFactory:
         scenario: Scenario,
         profile: Profile | None = None,
         variation: Variation | None = None,
-        padded: bool | None = None,
+        room: tuple[int, int] | None = None,
     ):
         self.scenario = scenario
         self.profile = profile or load_profile(scenario.profile)
         self.variation = variation or Variation()
         self.table = edit_table(scenario)
-        self.size = len(scenario.jobs), scenario.machine.vcpus
-        if is_drawn(scenario.profile) if padded is None else padded:
-            self.size = _padded_size(scenario, self.profile)
+        own = len(scenario.jobs), scenario.machine.vcpus
+        self.size = room or (FAMILY_ROOM if is_drawn(scenario.profile) else own)
+        _check_room(self.size, scenario, self.profile)
         self.observation_size = features_of(*self.size) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
@@ -326,19 +327,20 @@ class EpisodeFactory:
         _keep_physical(host)
 
 
-def _padded_size(scenario: Scenario, profile: Profile) -> tuple[int, int]:
-    """The numbers of jobs and vCPUs of a padded host, whose last vCPU is no scenario's."""
-    if profile.cost_array()[CLIENT_CPU] > 0.0 and scenario.machine.vcpus < MOST_VCPUS:
+def _check_room(room: tuple[int, int], scenario: Scenario, profile: Profile) -> None:
+    """Refuse a scenario that a host of another size cannot play."""
+    jobs, vcpus = room
+    if profile.cost_array()[CLIENT_CPU] > 0.0 and scenario.machine.vcpus < vcpus:
         raise InputError(
             f"scenario {scenario.name}: its load generator runs on the last vCPU, "
-            "which a padded host does not have"
+            f"which in a host with room for {vcpus} vCPUs is another"
         )
-    if scenario.machine.vcpus > MOST_VCPUS:
-        raise InputError(
-            f"scenario {scenario.name}: machine.vcpus: {scenario.machine.vcpus}; "
-            f"a padded host has {MOST_VCPUS}"
-        )
-    return MAX_JOBS, MOST_VCPUS
+    for what, has, most in (
+        ("machine.vcpus", scenario.machine.vcpus, vcpus),
+        ("jobs", len(scenario.jobs), jobs),
+    ):
+        if has > most:
+            raise InputError(f"scenario {scenario.name}: {what}: {has}; a host has room for {most}")
 
 
 def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float:

@@ -75,7 +75,7 @@ class LowerBound:
                 f"scenario {self.scenario.name}: the bound is computed for up to {MOST_VCPUS} "
                 f"vCPUs; this machine has {machine.vcpus}"
             )
-        self.sibling = host["batch_sibling"][: machine.vcpus]  # a padded host has more
+        self.sibling = host["batch_sibling"][: machine.vcpus]  # a host may have room for more
         self.levels_qps = np.linspace(0.0, load.qps_max, LEVELS, endpoint=False)
         jobs, speed = host["job_params"][: len(scenario.jobs)], host["host_params"][JOB_SPEED]
         self.lost = 1.0 - jobs[:, SMT]

@@ -2,8 +2,8 @@
 Simulated machines that each play one of many scenarios, one episode after the other.
 
 All show tokens and take slots, so that one network plays on all of them. A scenario of any size
-fits every machine (hosts and tokens are padded), and the tables of all scenarios lie in arrays, so
-that one compiled call steps machines of different scenarios.
+fits every machine (hosts and tokens have room to spare), and the tables of all scenarios lie in
+arrays, so that one compiled call steps machines of different scenarios.
 """
 
 import math

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from env.family.drawing import drawn_names, is_drawn
-from env.scenario import Scenario, load_scenario
+from env.scenario import FAMILY_ROOM, Scenario, load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, Variation
 from training.evaluation.schedule_search import Schedule
@@ -51,26 +51,28 @@ def find_setups(
     """
     What machines play, with schedules for each, sought by as many processes as torch has threads.
 
-    :param scenarios: several are played on hosts of one size, a single one on hosts of its own
+    :param scenarios: several are played on hosts of one size, as a drawn one is by itself
     :param layout: room for all of them
     :param variation: how episodes differ; the loads of drawn scenarios differ by themselves
     :param seed: of the schedules' searches
     :param imitation: on how many traces they try a schedule
     :raises InputError: if a scenario does not fit the hosts that several are played on
     """
-    padded = len(scenarios) > 1
-    search = partial(_schedules_of, padded=padded, seed=seed, traces=imitation.search_traces)
+    room = FAMILY_ROOM if len(scenarios) > 1 else None
+    search = partial(_schedules_of, room=room, seed=seed, traces=imitation.search_traces)
     with process_pool(min(torch.get_num_threads(), len(scenarios))) as pool:
         found = list(pool.map(search, scenarios, chunksize=4))
     as_drawn = replace(variation, interval_s=None, least_load=None, most_load=None)
     setups = []
     for scenario, schedules in zip(scenarios, found, strict=True):
         differing = as_drawn if is_drawn(scenario.profile) else variation
-        factory = EpisodeFactory(scenario, variation=differing, padded=padded)
+        factory = EpisodeFactory(scenario, variation=differing, room=room)
         setups.append(Setup(factory, schedules, layout))
     return setups
 
 
-def _schedules_of(scenario: Scenario, padded: bool, seed: int, traces: int) -> list[Schedule]:
+def _schedules_of(
+    scenario: Scenario, room: tuple[int, int] | None, seed: int, traces: int
+) -> list[Schedule]:
     """What a process of the pool finds for one scenario, without drawn physics."""
-    return quick_schedules(EpisodeFactory(scenario, padded=padded), seed, traces)
+    return quick_schedules(EpisodeFactory(scenario, room=room), seed, traces)

@@ -20,7 +20,7 @@ from env.cluster.plan import ClusterPlan, JobPlace, ServicePlace
 from env.codes import NORMAL
 from env.physics.parameters import JOB_SPEED
 from env.physics.service import VM_SPEED
-from env.scenario import MAX_JOBS, Control, Load, Scenario, Service
+from env.scenario import FAMILY_ROOM, MAX_JOBS, Control, Load, Scenario, Service
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.placement.node_kernel import run_node_at
@@ -157,8 +157,8 @@ class ClusterSimulator:
         if key not in self._begun:
             scenario = node_scenario(self.cluster, kind, serves)
             profile = node_profile(self.profile, self.cluster, kind)
-            # Padded, so that one compiled kernel serves nodes of every size.
-            factory = EpisodeFactory(scenario, profile, padded=True)
+            # One compiled kernel serves nodes of every size.
+            factory = EpisodeFactory(scenario, profile, room=FAMILY_ROOM)
             hosts, targets = factory.new_hosts(self.draws), factory.new_targets(self.draws)
             for draw in range(self.draws):
                 factory.begin(hosts, targets, draw, 1, np.random.default_rng([0, draw]))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from env.codes import NORMAL, RUNNING
 from env.physics.parameters import STALLS_PER_S, STEALS_PER_S
+from env.scenario import MAX_JOBS, Scenario
 from env.simulator.host import HostFields
 from env.simulator.machine import EpisodeFactory
 from env.simulator.profile import Profile
@@ -66,15 +67,15 @@ class LiveReplay:
         :param closed: whether the makespan is asked for, which takes a second replay
         """
         host, run_s, p95_us = self._play(profile, self._open, False)
-        makespan_s = None
+        makespan_s, own = None, slice(len(run_s))
         if closed:
             other, _, _ = self._play(profile, self._closed, True)
-            first_s, last_s = float(other.start_s.min()), float(other.end_s.max())
+            first_s, last_s = float(other.start_s[own].min()), float(other.end_s[own].max())
             makespan_s = last_s - first_s if math.isfinite(last_s) else None
         lasted_s = max(1e-3, host.now_s - float(self._open.events["time_s"][0]))
         return Replayed(
             run_s,
-            host.job_cpu_s.copy(),
+            host.job_cpu_s[own].copy(),
             p95_us,
             host.service_cpu_s / lasted_s,
             host.vcpu_busy_s / lasted_s,
@@ -86,10 +87,20 @@ class LiveReplay:
     ) -> tuple[HostFields, FloatArray, FloatArray]:
         trace = self.run.trace
         hosts, host = _host_before(self.run, profile)
-        host.lands_s = script.start_s
+        host.lands_s[: len(trace.jobs)] = script.start_s
         run_s, p95_us = np.zeros(len(trace.jobs)), np.zeros(len(trace.qps))
         play(hosts, script.events, script.predecessor, script.gap_s, closed, run_s, p95_us)
         return host, run_s, p95_us
+
+
+def room_of(scenario: Scenario) -> tuple[int, int]:
+    """
+    Room for any number of jobs on a machine, so that one compiled kernel plays all runs there.
+
+    :param scenario: any on this machine
+    :return: numbers of jobs and vCPUs
+    """
+    return MAX_JOBS, scenario.machine.vcpus
 
 
 def _script(run: LiveRun, closed: bool) -> Script:
@@ -108,14 +119,14 @@ def _script(run: LiveRun, closed: bool) -> Script:
 
 def _host_before(run: LiveRun, profile: Profile) -> tuple[npt.NDArray[np.void], HostFields]:
     """A host before the run: no job has started, and only the player makes things happen."""
-    factory = EpisodeFactory(run.scenario, profile)
+    factory = EpisodeFactory(run.scenario, profile, room=room_of(run.scenario))
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
     factory.begin(hosts, targets, 0, 1, np.random.default_rng(0))
     host = HostFields(hosts, 0)
     jobs = run.trace.jobs
-    host.threads = [job.threads for job in jobs]
+    host.threads[: len(jobs)] = [job.threads for job in jobs]
     host.sent_state = RUNNING
-    host.sent_cores = [job.moves[0][1] for job in jobs]
+    host.sent_cores[: len(jobs)] = [job.moves[0][1] for job in jobs]
     host.sent_weight, host.sent_quota = NORMAL, math.inf
     host.true_service = run.trace.service_moves[0][1]
     host.interval_ends_s = host.service_lands_s = host.move_lands_s = math.inf

@@ -43,7 +43,7 @@ from env.simulator.rates import SOON_S, refresh
 from training.calibration.replay import begin_steal
 from training.evaluation.episodes import EpisodeStart, Run, run_episode
 from training.evaluation.timeline import Interval, Recording, TimelineRecorder
-from training.refinement.live_replay import LiveReplay, Replayed
+from training.refinement.live_replay import LiveReplay, Replayed, room_of
 from training.refinement.live_run import LiveRun, read_live_run
 
 DRAWS = 5
@@ -216,7 +216,7 @@ class _UnderLoad(SimulatedMachine):
     """A machine that is as the real one was from the first start's decision on, steals included."""
 
     def __init__(self, run: LiveRun, profile: Profile):
-        super().__init__(EpisodeFactory(run.scenario, profile))
+        super().__init__(EpisodeFactory(run.scenario, profile, room=room_of(run.scenario)))
         decided = [job["decided_s"] for job in run.report["jobs"].values() if job["decided_s"]]
         begins_s, trace = min(decided, default=run.trace.first_start_s), run.trace
         first = int(np.searchsorted(trace.interval_end_s, begins_s, "right"))

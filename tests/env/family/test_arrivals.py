@@ -1,4 +1,4 @@
-"""Jobs that arrive during an episode, in hosts padded so that one kernel serves all sizes."""
+"""Jobs that arrive during an episode, in hosts with room for scenarios of all sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import agents
 from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
 from env.reward import UNIT_S
-from env.scenario import Scenario, load_scenario
+from env.scenario import FAMILY_ROOM, Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from training.evaluation.episodes import Run, run_episode, starts_from
 
@@ -28,7 +28,7 @@ def late_scenario() -> Scenario:
 
 @pytest.fixture(scope="module")
 def factory() -> EpisodeFactory:
-    return EpisodeFactory(late_scenario(), padded=True)
+    return EpisodeFactory(late_scenario(), room=FAMILY_ROOM)
 
 
 def begun(factory: EpisodeFactory) -> SimulatedMachine:
@@ -69,7 +69,7 @@ def test_the_reward_counts_completion_times_where_jobs_arrive(factory: EpisodeFa
     assert run.mean_slowdown > 1.0
     together = late_scenario().model_dump()
     together["jobs"] = [job | {"arrival_s": 0.0} for job in together["jobs"]]
-    calm = greedy_run(EpisodeFactory(Scenario.model_validate(together), padded=True))
+    calm = greedy_run(EpisodeFactory(Scenario.model_validate(together), room=FAMILY_ROOM))
     assert calm.summary["reward_terms"]["jct"] == 0.0
 
 
@@ -86,21 +86,21 @@ def greedy_run(factory: EpisodeFactory) -> Run:
     return Run(1, machine.summary())
 
 
-def test_a_padded_host_is_the_same_machine() -> None:
+def test_a_host_with_room_to_spare_is_the_same_machine() -> None:
     figures: list[Any] = []
-    for padded in (False, True):
-        machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025"), padded=padded))
+    for room in (None, FAMILY_ROOM):
+        machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025"), room=room))
         runs = [run_episode(machine, agents.make("perfiso"), start) for start in starts_from(0, 1)]
         figures.append([run.summary for run in runs])
     assert figures[0] == figures[1]
     assert figures[0][0]["makespan_s"] == pytest.approx(765.5123216866652)
 
 
-def test_a_machine_larger_than_a_padded_host_is_refused() -> None:
-    with pytest.raises(InputError, match=r"machine\.vcpus: 17; a padded host has 16"):
-        EpisodeFactory(load_scenario("prm-2020"), padded=True)
+def test_a_scenario_that_a_host_has_no_room_for_is_refused() -> None:
+    with pytest.raises(InputError, match=r"machine\.vcpus: 17; a host has room for 16"):
+        EpisodeFactory(load_scenario("prm-2020"), room=FAMILY_ROOM)
     with pytest.raises(InputError, match="load generator runs on the last vCPU"):
-        EpisodeFactory(load_scenario("local"), padded=True)
+        EpisodeFactory(load_scenario("local"), room=FAMILY_ROOM)
 
 
 def test_a_job_cannot_arrive_after_the_load() -> None:

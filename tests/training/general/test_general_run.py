@@ -11,7 +11,7 @@ import pytest
 import agents
 from env.codes import DONE, NORMAL, PAUSED, RUNNING
 from env.reward import TERMS, UNIT_S
-from env.scenario import load_scenario
+from env.scenario import FAMILY_ROOM, load_scenario
 from env.sets.tokens import Layout
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation.episodes import EpisodeStart, run_episode
@@ -32,7 +32,7 @@ OUTLASTING = "family-training-0-28"  # 5 jobs that arrive; one runs on long afte
 def mixed(names: list[str], count: int, unprofiled: float = 0.0) -> MixedVecEnv:
     """Machines that play some scenarios, measured by plain schedules."""
     setups = [
-        Setup(EpisodeFactory(scenario, padded=True), [in_turn(scenario, 3)], LAYOUT)
+        Setup(EpisodeFactory(scenario, room=FAMILY_ROOM), [in_turn(scenario, 3)], LAYOUT)
         for scenario in map(load_scenario, names)
     ]
     return MixedVecEnv(setups, count, seed=1, unprofiled=unprofiled)
@@ -124,13 +124,13 @@ def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
 
 def test_the_search_is_patient_enough_for_what_it_finds() -> None:
     """A mean completion time may be a small part of the time until the last job is done."""
-    search = QuickSearch(EpisodeFactory(load_scenario(OUTLASTING), padded=True), 0, 2)
+    search = QuickSearch(EpisodeFactory(load_scenario(OUTLASTING), room=FAMILY_ROOM), 0, 2)
     assert np.isfinite(search.price(search.written(search.best())))
 
 
 def test_what_is_taught_beside_the_best_list_is_as_good() -> None:
     scenario = load_scenario(ARRIVING)
-    search = QuickSearch(EpisodeFactory(scenario, padded=True), 0, 2)
+    search = QuickSearch(EpisodeFactory(scenario, room=FAMILY_ROOM), 0, 2)
     best = search.best()
     schedules = search.as_good(best)
     assert 1 < len(schedules) <= MOST_AS_GOOD
@@ -167,7 +167,7 @@ def test_who_is_in_front_has_normal_weight_and_the_others_fill_the_background() 
     figures = []
     for front in (0, 1, 3):
         schedule = replace(plan, at_once=3, front=front)
-        setup = Setup(EpisodeFactory(scenario, padded=True), [schedule], LAYOUT)
+        setup = Setup(EpisodeFactory(scenario, room=FAMILY_ROOM), [schedule], LAYOUT)
         environments = MixedVecEnv([setup], 1, seed=3)
         machines = environments.machines
         machines.begin(0, 0, 5, np.random.default_rng(5))
@@ -190,7 +190,7 @@ def test_a_short_job_interrupts_a_long_one_that_then_goes_on() -> None:
     plan.jobs[:, AFTER] = -1
     jct_s = []
     for schedule in (plan, replace(plan, interrupts=True)):
-        factory = EpisodeFactory(scenario, padded=True)
+        factory = EpisodeFactory(scenario, room=FAMILY_ROOM)
         environments = MixedVecEnv([Setup(factory, [schedule], LAYOUT)], 1, seed=3)
         machines = environments.machines
         machines.begin(0, 0, 5, np.random.default_rng(5))

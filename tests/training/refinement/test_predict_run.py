@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.registry import CPUDispatcher
 
 import agents
-from deploy.records.predicted import Prediction, note_policy, predict, read_prediction
+from deploy.records.predicted import (
+    PolicySource,
+    Prediction,
+    note_policy,
+    predict,
+    read_prediction,
+)
 from env.allocation import Allocation
+from env.scenario import load_scenario
+from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import load_profile
 from tests.training.refinement.recorded import RUN, in_the_present_form
+from training.evaluation.episodes import EpisodeStart, run_episode
 from training.refinement import predict_run
-from training.refinement.live_replay import LiveReplay
+from training.refinement.kernels import compile_kernels
+from training.refinement.live_replay import LiveReplay, room_of
 from training.refinement.live_run import LiveRun, read_live_run
 
 
@@ -50,6 +62,24 @@ def predicted(folder: Path) -> Prediction:
     found = read_prediction(folder)
     assert found is not None
     return found
+
+
+def test_no_prediction_waits_for_a_kernel_once_they_are_compiled(run: LiveRun) -> None:
+    compile_kernels(load_scenario("local"))
+    kernels = {one for one in gc.get_objects() if type(one) is CPUDispatcher}
+
+    def compiled_for() -> dict[str, int]:
+        return {repr(one): len(one.overloads) for one in kernels}
+
+    before = compiled_for()
+    # Of some of the jobs, as in a rehearsal, and of all.
+    some = run.scenario.with_jobs(run.scenario.jobs[:2])
+    profile = load_profile(run.scenario.profile)
+    for scenario in (some, run.scenario):
+        machine = SimulatedMachine(EpisodeFactory(scenario, profile, room=room_of(scenario)))
+        assert run_episode(machine, agents.make("static"), EpisodeStart(1, 1)).completed
+    predict_run.prediction_of(run, profile, PolicySource(source="static", digest=""))
+    assert compiled_for() == before
 
 
 def test_a_run_reads_as_it_was_recorded(run: LiveRun) -> None:
