@@ -303,8 +303,10 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
     one = points[
         (points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)
     ]
-    # At capacity all of it is used, however requests are batched.
-    one = one[one["achieved_qps"] < BELOW * capacity_qps]
+    # At capacity all of it is used, however requests are batched; nothing is served in a window
+    # that whoever measured was held up in until it had no length left.
+    one = one[one["achieved_qps"].between(0.0, BELOW * capacity_qps, inclusive="neither")]
+    one = one[one["cpu_util_pct"] > 0]
     if len(one) < 2:
         return {}
     part = np.log(one["achieved_qps"].to_numpy() / capacity_qps)

@@ -132,6 +132,18 @@ def test_the_fit_finds_the_machine_that_made_the_tables(scenario: Scenario) -> N
     assert profile.host["straggling"].spread >= 1.0
 
 
+def test_a_window_in_which_nothing_was_served_says_nothing_of_costs(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    without = fit_machine(scenario, base, latency, jobs, actuation, "m").costs
+    held_up = latency[(latency["beside"] == "none") & (latency["cores"] == 1)].head(2).copy()
+    held_up[["achieved_qps", "cpu_util_pct"]] = [[0.0, 5.0], [100e3, 0.0]]
+    table = pd.concat([latency, held_up], ignore_index=True)
+    found = fit_machine(scenario, base, table, jobs, actuation, "m").costs
+    exponent = without["service_exponent"].value
+    assert found["service_exponent"].value == pytest.approx(exponent, rel=1e-3)
+
+
 def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Scenario) -> None:
     base = load_profile(scenario.profile)
     latency, jobs, actuation = machine_tables(scenario)
