@@ -52,6 +52,8 @@ class StatsConnection:
         self.pid = self.threads = 0
         self.counters = ASKED
         self._socket: socket.socket | None = None
+        self._arrival = select.poll()
+        self._head = b""  # what an answer begins with as long as one process gives it
         self._answer = self.last = b""  # so far, and the last one that made sense
         self._asked_s: float | None = None
         self._tried_s = -math.inf
@@ -78,9 +80,7 @@ class StatsConnection:
         if self._socket is None or self._asked_s is None:
             return None
         if patience_s > 0.0:
-            arrival = select.poll()
-            arrival.register(self._socket, select.POLLIN)
-            arrival.poll(1e3 * patience_s)
+            self._arrival.poll(1e3 * patience_s)
         try:
             while not self._answer.endswith(self.end):
                 part = self._socket.recv(LONGEST_ANSWER)
@@ -102,6 +102,7 @@ class StatsConnection:
     def close(self) -> None:
         """Hang up; `ask` connects again."""
         if self._socket is not None:
+            self._arrival.unregister(self._socket)
             self._socket.close()
         self._socket, self._asked_s, self._answer = None, None, b""
 
@@ -127,6 +128,7 @@ class StatsConnection:
                 connection.close()
                 return
         self._socket = connection
+        self._arrival.register(connection, select.POLLIN)
 
     def _send(self, now_s: float) -> None:
         assert self._socket is not None
@@ -140,8 +142,10 @@ class StatsConnection:
 
     def _parse(self, answer: bytes, asked_s: float) -> Requests | None:
         try:
-            self.pid = number_in(answer, b"STAT pid ")
-            self.threads = number_in(answer, b"STAT threads ")
+            if not (self._head and answer.startswith(self._head)):
+                self.pid = number_in(answer, b"STAT pid ")
+                self.threads = number_in(answer, b"STAT threads ")
+                self._head = b"STAT pid %d\r\n" % self.pid
             reading = Requests(asked_s, sum(number_in(answer, name) for name in self.counters))
         except ValueError:
             return None

@@ -113,6 +113,7 @@ class Actuator:
         self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
         self._turn_from_s = self._rest_until_s = self._held_from_s = 0.0
+        self.stirred = 0  # how often a job may have come to stand otherwise
         # Jobs that are not as wanted; the others stay as they are until something happens.
         self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
@@ -355,10 +356,12 @@ class Actuator:
 
     def _unsettle_all(self) -> None:
         """Something has happened: any job may have to change."""
+        self.stirred += 1
         self._unsettled = list(self.jobs.values())
 
     def _go_on(self, now_s: float, slack: bool) -> None:
         """Bring the jobs nearer to what is wanted."""
+        self.stirred += 1
         for run in self._unsettled:
             run.advance(now_s)
             run.write()

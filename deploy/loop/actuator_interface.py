@@ -51,6 +51,10 @@ class Actuation(Protocol):
     def changes(self) -> int:
         """How many changes there were."""
 
+    @property
+    def stirred(self) -> int:
+        """How often a job may have come to stand otherwise: while it is the same, none has."""
+
     def take_over(self, now_s: float) -> None:
         """
         Find what an earlier loop left running.

@@ -48,7 +48,7 @@ class DryActuator:
     def __init__(self, scenario: Scenario, state: State):
         self.state = state
         self.jobs = {job.name: DryJob() for job in scenario.jobs}
-        self.changes = 0
+        self.changes = self.stirred = 0
         everything = cores_of((1 << scenario.machine.vcpus) - 1)
         self._now = Allocation(everything)
 
@@ -61,6 +61,7 @@ class DryActuator:
             self.changes += 1
             time_s = time.monotonic() - self.state.started_s
             print(f"{time_s:8.3f} s  would {in_words(change)}", flush=True)
+        self.stirred += 1
         for name, wanted in allocation.jobs.items():
             self.jobs[name].wanted = wanted
         self._now = allocation

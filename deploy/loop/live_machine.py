@@ -115,6 +115,8 @@ class LiveMachine:
         self._busy_before = vcpus.read()
         self._stolen_s = vcpus.stolen.read()
         self._row = ControlState.initial(scenario, profile_work_s(scenario.profile))
+        self._stirred = -1  # how often the actuator had been when the jobs' states were read
+        self._undecided: list[bool] = []  # which jobs waited for a decision then
         self._applied = regulated(self._row, scenario)
         self._decided_qps = self._decided_cpu = math.nan
         self._polled_s = self._stolen_at_s = self.now_s
@@ -294,19 +296,27 @@ class LiveMachine:
 
     def _up_to_date(self) -> ControlState:
         """The control row, with the time and the jobs' states as of the last poll."""
-        row, states = self._row, self._row.job_state
+        row = self._row
         row.now_s, row.overruled = self._polled_s, 0
         row.qps, row.cpu_cores = self.sensor.qps, self.sensor.cpu_cores
-        for index, run in enumerate(self.actuator.jobs.values()):
-            state = run.state
-            if state != states[index]:
-                states[index] = int(state)
+        self._read_states()
+        return row
+
+    def _read_states(self) -> None:
+        """Take over the jobs' states, if any may have changed."""
+        if self.actuator.stirred == self._stirred:
+            return
+        self._stirred = self.actuator.stirred
+        row, states = self._row, [run.state for run in self.actuator.jobs.values()]
+        for index, state in enumerate(states):
+            if state != row.job_state[index]:
+                row.job_state[index] = int(state)
                 self._unsettle()
             if state == PENDING and row.state[index] != PENDING:
                 row.state[index] = PENDING  # a failed attempt, to be started again
                 self._sent = ()
                 self._unsettle()
-        return row
+        self._undecided = [state in (JobState.PENDING, JobState.DONE) for state in states]
 
     def _unsettle(self) -> None:
         """Forget what would change nothing: the jobs have changed."""
@@ -337,15 +347,16 @@ class LiveMachine:
             the next poll
         """
         period_s = self.scenario.control.period_s
-        undecided, level = self._undecided(), self.guard_level
+        self._read_states()  # what was decided last has changed them
+        undecided, level = self._undecided, self.guard_level
         move_seen_s: float | None = None
         while True:
             due_s = self._due_s(period_s if move_seen_s is None else CONFIRM_S)
             while (left_s := due_s - self.now_s) > 0.0:
                 self.actuator.wait(left_s)
             self.poll()
-            stirred = self._undecided() != undecided or self.guard_level != level
-            if due_s >= until_s - 1e-4 or (wake and stirred):
+            news = self._undecided != undecided or self.guard_level != level
+            if due_s >= until_s - 1e-4 or (wake and news):
                 return
             moved_s = self._moved_s() if wake else None
             if move_seen_s is not None and moved_s is not None and moved_s > move_seen_s:
@@ -381,6 +392,7 @@ class LiveMachine:
         work_s = profile_work_s(self.scenario.profile)
         self._row = carried_over(self._row, before, self.scenario, work_s)
         self._applied, self._sent = regulated(self._row, self.scenario), ()
+        self._stirred = -1
         self._unsettle()
 
     def _guard(self, span_s: float) -> None:
@@ -473,11 +485,6 @@ class LiveMachine:
         due_s, now_s = self._polled_s + wait_s, self.now_s
         self.overruns += due_s < now_s
         return max(due_s, now_s)
-
-    def _undecided(self) -> list[bool]:
-        """Which jobs wait for a decision: not started, or done."""
-        resting = (JobState.PENDING, JobState.DONE)
-        return [run.state in resting for run in self.actuator.jobs.values()]
 
     def _moved_s(self) -> float | None:
         """When the reading was taken by which the load has moved since the last decision, if so."""
