@@ -460,22 +460,26 @@ def _stay(job, parallel, weight, service_occupancy, used, busy, client):
     Where a load generator runs thousands of times a second, its vCPU and memcached's are idle in
     pieces shorter than the kernel moves a thread for: who waits for one vCPU waits there while
     another one is idle. So each share takes the part of the time that it is of what is left there,
-    and all parts together no more than the job has threads.
-
-    :param parallel: threads that it keeps busy
+    and all parts together no more than the job has threads, which wait where most is left.
     """
-    waits = 0.0
-    for core in range(used.shape[1]):
-        if used[job, core] > _NOTHING:
+    visited = 0
+    for _ in range(used.shape[1]):
+        best, most = -1, 0.0
+        for core in range(used.shape[1]):
             left = 1.0 - service_occupancy[core] - _client_takes(core, used, client)
             for other in range(used.shape[0]):
                 if weight[other] == NORMAL:
                     left -= used[other, core]
-            waits += used[job, core] / max(left, used[job, core])
-    if waits > parallel:
-        for core in range(used.shape[1]):
-            used[job, core] *= parallel / waits
-            busy[core] = _taken(used, core, client)
+            left = max(left, used[job, core])
+            if left > most and not (visited >> core) & 1:
+                best, most = core, left
+        if best < 0:
+            break
+        visited |= 1 << best
+        part = min(used[job, best] / most, parallel)
+        used[job, best] = part * most
+        busy[best] = _taken(used, best, client)
+        parallel -= part
 
 
 @inlined

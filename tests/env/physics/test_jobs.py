@@ -113,10 +113,12 @@ def test_which_job_comes_first_in_the_arrays_does_not_matter(jobs, occupancy, or
     assert other_pressure == pytest.approx(pressure)
 
 
-@pytest.mark.parametrize(("threads", "expected"), [(1, 0.5), (2, 1.0)])
-def test_beside_a_load_generator_a_lone_thread_waits_where_it_is(threads, expected):
-    # memcached leaves half of one vCPU, and the load generator half of the other.
-    _, used, _ = speeds({0: (threads, 0b1100, BACKGROUND)}, (0.0, 0.0, 0.5, 0.0), client=0.5)
+@pytest.mark.parametrize(
+    ("threads", "client", "expected"), [(1, 0.5, 0.5), (2, 0.5, 1.0), (1, 0.9, 0.5), (2, 0.9, 0.6)]
+)
+def test_beside_a_load_generator_a_lone_thread_waits_where_most_is_left(threads, client, expected):
+    # memcached leaves half of one vCPU; the load generator half of the other, or less.
+    _, used, _ = speeds({0: (threads, 0b1100, BACKGROUND)}, (0.0, 0.0, 0.5, 0.0), client=client)
     assert used[0].sum() == pytest.approx(expected)
 
 
