@@ -3,10 +3,11 @@ The local scenario on this machine, twice: under the shipped policy, then under 
 
     make demo
 
-Installs what is missing (Debian, Ubuntu), measures the machine, starts a memcached and, if there
-is no Docker daemon, one on a private socket, and prints both runs side by side. Then the first run
-corrects profile and policy, and what was predicted of it before and after is printed beside what
-was measured. Afterwards nothing of it runs any more. Everything measured stays in `demo/`.
+Installs what is missing (Debian, Ubuntu), compiles the simulator, measures the machine, starts a
+memcached and, if there is no Docker daemon, one on a private socket, and prints both runs side by
+side. Then the first run corrects profile and policy, and what was predicted of it before and after
+is printed beside what was measured. Afterwards nothing of it runs any more. Everything measured
+stays in `demo/`.
 """
 
 from __future__ import annotations

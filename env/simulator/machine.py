@@ -116,9 +116,9 @@ class EpisodeFactory:
     :param scenario: the problem
     :param profile: fitted parameters; the scenario's own profile if none is given
     :param variation: how episodes differ
-    :param room: so many jobs and vCPUs have room in a host, so that one compiled kernel serves
-        scenarios of all sizes up to it; if nobody says, a drawn scenario's hosts have `FAMILY_ROOM`
-        and others what their scenario has
+    :param room: numbers of jobs and vCPUs that a host has room for, so that one compiled kernel
+        serves scenarios of all sizes up to it; if not given, `FAMILY_ROOM` for a drawn scenario,
+        else what the scenario has
     :raises InputError: if the scenario has no room there
     """
 

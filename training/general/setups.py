@@ -51,7 +51,8 @@ def find_setups(
     """
     What machines play, with schedules for each, sought by as many processes as torch has threads.
 
-    :param scenarios: several are played on hosts of one size, as a drawn one is by itself
+    :param scenarios: several are played on hosts of one size, and so is a drawn one; else hosts
+        have the size of the single scenario
     :param layout: room for all of them
     :param variation: how episodes differ; the loads of drawn scenarios differ by themselves
     :param seed: of the schedules' searches

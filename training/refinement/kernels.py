@@ -30,9 +30,8 @@ def compile_kernels(scenario: Scenario) -> None:
     """
     factory = EpisodeFactory(scenario, room=room_of(scenario))
     recorder = TimelineRecorder(scenario)
-    run_episode(
-        SimulatedMachine(factory), agents.make("static"), EpisodeStart(1, 1), True, recorder
-    )
+    machine = SimulatedMachine(factory)
+    run_episode(machine, agents.make("static"), EpisodeStart(1, 1), recorder=recorder)
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
     factory.begin(hosts, targets, 0, 1, np.random.default_rng(1))
     begin_steal_at(hosts, 0, 0.0)
