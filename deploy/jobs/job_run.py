@@ -237,6 +237,13 @@ class JobRun:
             self._written = replace(self._written, weight=None)
             self.write()
 
+    def unpin(self) -> None:
+        """Undo that the program has pinned itself, so that it runs where the policy wants it."""
+        place = None if self.instance is None or self._ended else self.instance.placement
+        with contextlib.suppress(OSError):  # it may be gone
+            if place is not None and self._passed and place.unpin():
+                self._complain("has pinned itself to some of its vCPUs; undone")
+
     @property
     def _weight_now(self) -> Weight:
         """Nobody passes a gate in the background: idle groups take turns of up to half a second."""

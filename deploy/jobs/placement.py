@@ -9,11 +9,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from deploy.linux.cgroups import JobGroup, parse_cpus, read_cpuset, write_cpuset
+from deploy.linux.cgroups import (
+    JobGroup,
+    effective_cpuset,
+    parse_cpus,
+    read_cpuset,
+    threads_in,
+    write_cpuset,
+)
 from deploy.linux.service_process import ROUNDS, stat_fields, thread_ids
 from env.allocation import Weight
 
@@ -31,6 +38,13 @@ class Placement(Protocol):
         Move the job.
 
         :param cores: the vCPUs that it may use from now on, at least one
+        """
+
+    def unpin(self) -> int:
+        """
+        Let the job's threads run on all of its vCPUs, also those that have pinned themselves.
+
+        :return: how many had
         """
 
     def set_weight(self, weight: Weight) -> None:
@@ -86,6 +100,13 @@ class GroupPlacement:
         """See `Placement.set_cores`; :raises OSError: if the group is gone."""
         write_cpuset(self._cpuset, cores)
 
+    def unpin(self) -> int:
+        """See `Placement.unpin`; :raises OSError: if the group is gone."""
+        version = self._group.hierarchy.version
+        cores = effective_cpuset(self._cpuset, version)
+        # A thread whose own vCPUs are all follows every change of its group's by itself.
+        return _unpin(threads_in(self._cpuset, version), cores, online_vcpus)
+
     def set_weight(self, weight: Weight) -> None:
         """See `Placement.set_weight`; :raises OSError: if the group is gone."""
         self._group.set_weight(weight)
@@ -128,12 +149,19 @@ class TaskPlacement:
 
     def __init__(self, leader: int):
         self._leader = leader
+        self._cores: tuple[int, ...] | None = None  # as written
         self._cpu_s, self._counted_s = 0.0, -COUNT_EVERY_S
         self._session_nice: int | None = None  # what the session is still to get
 
     def set_cores(self, cores: tuple[int, ...]) -> None:
         """See `Placement.set_cores`."""
+        self._cores = cores
         self._change_all(lambda thread: os.sched_setaffinity(thread, cores))
+
+    def unpin(self) -> int:
+        """See `Placement.unpin`."""
+        cores = self._cores
+        return 0 if cores is None else _unpin(self._threads(), cores, lambda: cores)
 
     def set_weight(self, weight: Weight) -> None:
         """
@@ -223,6 +251,19 @@ class TaskPlacement:
         for pid in session_members(self._leader):
             with contextlib.suppress(OSError):
                 yield from thread_ids(pid)
+
+
+def _unpin(
+    threads: Iterable[int], cores: tuple[int, ...], wider: Callable[[], tuple[int, ...]]
+) -> int:
+    """Give the threads that may not run on all of these vCPUs a wider choice; how many."""
+    found = 0
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getaffinity(thread) != set(cores):
+                os.sched_setaffinity(thread, wider())
+                found += 1
+    return found
 
 
 def set_policy(thread: int, policy: int) -> None:

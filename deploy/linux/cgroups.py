@@ -40,6 +40,10 @@ LEAST_WEIGHT = {1: 2, 2: 1}
 IDLE_FILE = "cpu.idle"
 """The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
+THREADS_FILE = {1: "tasks", 2: "cgroup.threads"}
+EFFECTIVE_CPUS_FILE = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}
+"""Who is in a group, and the vCPUs that they really have."""
+
 REALTIME_FILE = "cpu.rt_runtime_us"
 """Where kernels with RT_GROUP_SCHED limit a group's real-time threads; new groups have 0 there."""
 
@@ -418,6 +422,27 @@ def read_cpuset(folder: Path) -> tuple[int, ...]:
     :param folder: the group's folder, see `cpuset_folder`
     """
     return parse_cpus((folder / "cpuset.cpus").read_text(encoding="utf-8"))
+
+
+def effective_cpuset(folder: Path, version: int) -> tuple[int, ...]:
+    """
+    The vCPUs that a group and all above it allow, in rising order.
+
+    :param folder: the group's folder, see `cpuset_folder`
+    :param version: of the hierarchy
+    """
+    return parse_cpus((folder / EFFECTIVE_CPUS_FILE[version]).read_text(encoding="utf-8"))
+
+
+def threads_in(folder: Path, version: int) -> list[int]:
+    """
+    The threads in a group itself, but for those of other pid namespaces.
+
+    :param folder: the group's folder
+    :param version: of the hierarchy
+    """
+    numbers = map(int, (folder / THREADS_FILE[version]).read_text(encoding="utf-8").split())
+    return [number for number in numbers if number != 0]
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -37,6 +37,9 @@ from env.scenario import Job, Scenario
 
 NOT_FIRST = "does not go before other programs"
 
+UNPIN_EVERY_S = 1.0
+"""How often jobs that have pinned themselves are looked for: programs do so when they begin."""
+
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
 
@@ -108,7 +111,7 @@ class Actuator:
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._other_changes = 0  # memcached's, and those of jobs that are gone
-        self._save_at_s = 0.0
+        self._save_at_s = self._unpin_at_s = 0.0
         self._begun = False  # nothing is made before `apply` has said which vCPUs memcached has
         self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
@@ -307,6 +310,10 @@ class Actuator:
         self._write_service(self._service_wanted)
         if self._unsettled:
             self._go_on(now_s, slack)
+        if now_s >= self._unpin_at_s:
+            self._unpin_at_s = now_s + UNPIN_EVERY_S
+            for run in self.jobs.values():
+                run.unpin()
         if self._context.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._context.save()

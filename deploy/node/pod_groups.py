@@ -150,6 +150,10 @@ class PodPlacement(GroupPlacement):
         for file in self._pod.cpuset_files():
             write_cpuset(file.parent, cores)
 
+    def unpin(self) -> int:
+        """See `Placement.unpin`: what a pod does to itself could not be put back."""
+        return 0
+
     def set_quota(self, vcpus: float | None) -> None:
         """See `Placement.set_quota`: without a limit of ours the pod has its own."""
         if vcpus is None:

@@ -354,6 +354,14 @@ def test_a_weight_that_the_guardian_changed_is_written_again(actuator):
 
 
 @needs_groups
+def test_a_job_that_pins_itself_is_let_go_within_a_second_or_so(actuator):
+    bring(actuator, cores=(0, 1))
+    pid = actuator.jobs["dedup"].instance.pid
+    os.sched_setaffinity(pid, {1})  # as its program may do
+    poll_until(actuator, lambda: os.sched_getaffinity(pid) == {0, 1})
+
+
+@needs_groups
 def test_a_quota_ends_with_the_loop_that_wanted_it(actuators):
     first = actuators()
     bring(first, quota=0.5)

@@ -308,6 +308,25 @@ def attempt_at(folder, scenario, group):
     return Attempt(scenario.jobs[0], 1, folder, group)
 
 
+@needs_groups
+def test_a_program_that_pins_itself_runs_where_its_group_may_all_the_same(beside):
+    _, job = beside
+    place = GroupPlacement(job, job.hierarchy.folder(job.path, "cpuset"))
+    batch = spinner(job)
+    try:
+        place.set_cores((0, 1))
+        os.sched_setaffinity(batch.pid, {1})
+        assert place.unpin() == 1
+        for cores in ((0, 1), (0,), (0, 1)):  # and it follows what is written from then on
+            place.set_cores(cores)
+            assert os.sched_getaffinity(batch.pid) == set(cores)
+            assert place.unpin() == 0
+    finally:
+        place.close()
+        batch.kill()
+        batch.wait()
+
+
 @needs_docker
 def test_a_container_is_paused_and_goes_on(beside, scenario_file, docker_daemon, tmp_path):
     _, job = beside
@@ -386,6 +405,17 @@ def test_what_a_job_starts_while_it_is_moved_moves_too(sleepers, monkeypatch):
     job = TaskPlacement(first)
     job.set_cores((0,))
     assert os.sched_getaffinity(second) == {0}
+
+
+def test_a_program_without_groups_that_pins_itself_is_let_go(sleepers):
+    leader, _ = sleepers
+    job = TaskPlacement(leader)
+    assert job.unpin() == 0  # it was given no vCPUs yet
+    job.set_cores((0, 1))
+    os.sched_setaffinity(leader, {1})
+    assert job.unpin() == 1
+    assert os.sched_getaffinity(leader) == {0, 1}
+    assert job.unpin() == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not everybody may leave the background")

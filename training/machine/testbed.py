@@ -71,8 +71,8 @@ from training.machine.readings import (
 )
 
 GROUP = "coretide-characterise"
-LONGEST_WAIT_S = 60.0
-"""Between two looks at the clock; the kernel takes no endless wait."""
+UNPIN_EVERY_S = 0.1
+"""How often a job that has pinned itself is looked for: what is measured lasts a second."""
 
 HEAVIEST = {1: 262144, 2: 10000}  # largest cpu.shares and cpu.weight
 BUSY_LIMIT = 0.25  # of the machine's CPU: with more in use by others nothing is measured
@@ -564,13 +564,20 @@ def require_running(runtime: Runtime, instance: Instance) -> None:
 
 
 def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
-    """Wait for a job's end, or for its time to be up; what runs beside it is kept running."""
+    """
+    Wait for a job's end, or for its time to be up.
+
+    Meanwhile what runs beside it is kept running, and it is unpinned as in a deployment.
+    """
     give_up_s = time.monotonic() + limit_s
     while (left_s := give_up_s - time.monotonic()) > 0.0:
         files = [instance.ended, *([neighbour.ended] if neighbour else [])]
-        ready = await_readable(files, min(left_s, LONGEST_WAIT_S))
+        ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
         if instance.ended in ready:
             return True
+        if instance.placement is not None:
+            with contextlib.suppress(OSError):  # it may be gone
+                instance.placement.unpin()
         if neighbour and ready:
             neighbour.keep_going()
     return False
