@@ -429,7 +429,7 @@ def profile_work_s(profile: str) -> dict[str, float]:
 
 def profile_traits(profile: str) -> dict[str, dict[str, float]]:
     """
-    What a profile says of each job, by the names of `env.physics.jobs.JOB_FIELDS`.
+    What a profile says of each job, by the names of `env.physics.parameters.JOB_FIELDS`.
 
     :param profile: a shipped or drawn profile's name, or a YAML file
     :raises ValueError: if there is no such profile

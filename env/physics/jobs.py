@@ -17,7 +17,9 @@ answers three questions, in this order:
    more than that: it runs for a part of each quota period only.
 3. *What is a share worth?* A vCPU whose SMT sibling is busy runs at `smt` of its solo speed, in
    proportion to how busy the sibling is, and every other job's memory traffic slows a job by
-   `1 + sensitivity x sum(pressure x vCPUs in use)`.
+   `1 + sensitivity x sum(pressure x vCPUs in use)`. Beside a load generator it is slower by
+   `1 + interruption x the share of the vCPU that this one takes`: thousands of times a second it
+   comes first, its packets' interrupts are charged to the job, and it leaves cold caches.
 
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
@@ -25,30 +27,17 @@ A core set is a bit mask. All functions are plain scalar Python compiled by numb
 from env.codes import BACKGROUND, NORMAL
 from env.physics.compiled import compiled, inlined
 from env.physics.parameters import (
+    CORES_PER_THREAD,
+    INTERRUPTION,
     JOB_SPEED,
+    PRESSURE,
+    SENSITIVITY,
+    SERIAL_FRACTION,
     SERVICE_PRESSURE,
     SERVICE_SIBLING,
+    SMT,
     STRAGGLING,
-    column,
 )
-
-JOB_FIELDS: list[str] = []
-"""The parameters of one job."""
-
-# [s] Run time alone, one thread, no neighbour.
-WORK_S = column(JOB_FIELDS, "work_s")
-# Part of that which only one thread can do.
-SERIAL_FRACTION = column(JOB_FIELDS, "serial_fraction")
-# [vCPUs] What one thread keeps busy: pipelines run more threads than they are told.
-CORES_PER_THREAD = column(JOB_FIELDS, "cores_per_thread")
-# Speed of a vCPU whose sibling is busy, relative to an idle sibling.
-SMT = column(JOB_FIELDS, "smt")
-# Slow-down per unit of the others' memory pressure.
-SENSITIVITY = column(JOB_FIELDS, "sensitivity")
-# [1/vCPU] Memory pressure per vCPU in use; canneal is 1 by definition.
-PRESSURE = column(JOB_FIELDS, "pressure")
-# [s] Container start, unpacking and end detection.
-LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
 
 # Demands settle in two rounds: the first places the jobs group by group, the second lets the early
 # ones react to the late ones.
@@ -485,7 +474,7 @@ def _stay(job, parallel, weight, service_occupancy, used, busy, client):
 @inlined
 def _pace(
     job, demand, pressure, service_pressure, threads, cores, sibling, service_occupancy, job_params,
-    host_params, used, busy,
+    host_params, used, busy, client,
 ):  # fmt: skip
     """
     Question 3: what a job's shares are worth.
@@ -493,6 +482,7 @@ def _pace(
     :param demand: vCPUs that it asked for
     :param pressure: memory pressure of all jobs, its own included
     :param service_pressure: memory pressure of memcached
+    :param client: share of the last vCPU that the load generator takes
     :return: seconds of `work_s` done per second
     """
     n_cores = used.shape[1]
@@ -535,6 +525,7 @@ def _pace(
     seconds *= max(1.0, demand / own)
     neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
     slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
+    slow_down *= 1.0 + job_params[job, INTERRUPTION] * client * used[job, n_cores - 1] / own
     return host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
 
 
@@ -594,6 +585,6 @@ def job_speeds(
         if running[job] and speed[job] > 0.0:
             speed[job] = _pace(
                 job, speed[job], pressure, service_pressure, threads, cores, sibling,
-                service_occupancy, job_params, host_params, used, busy,
+                service_occupancy, job_params, host_params, used, busy, client,
             )  # fmt: skip
     return pressure

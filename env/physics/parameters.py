@@ -2,8 +2,8 @@
 Parameters of the physics: each is defined once, as a named column of an array.
 
 numba takes a column's index as a constant, profiles take its name from the list of its array.
-Memcached's parameters are defined in `env.physics.service`, the batch jobs' in `env.physics.jobs`,
-and those of the machine here.
+Memcached's parameters are defined in `env.physics.service`, those of the batch jobs and of the
+machine here.
 """
 
 
@@ -17,6 +17,32 @@ def column(fields: list[str], name: str) -> int:
     """
     fields.append(name)
     return len(fields) - 1
+
+
+JOB_FIELDS: list[str] = []
+"""The parameters of one job."""
+
+# [s] Run time alone, one thread, no neighbour.
+WORK_S = column(JOB_FIELDS, "work_s")
+# Part of that which only one thread can do.
+SERIAL_FRACTION = column(JOB_FIELDS, "serial_fraction")
+# [vCPUs] What one thread keeps busy: pipelines run more threads than they are told.
+CORES_PER_THREAD = column(JOB_FIELDS, "cores_per_thread")
+# Speed of a vCPU whose sibling is busy, relative to an idle sibling.
+SMT = column(JOB_FIELDS, "smt")
+# Slow-down per unit of the others' memory pressure.
+SENSITIVITY = column(JOB_FIELDS, "sensitivity")
+# [1/vCPU] Memory pressure per vCPU in use; canneal is 1 by definition.
+PRESSURE = column(JOB_FIELDS, "pressure")
+# [s] Container start, unpacking and end detection.
+LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
+REQUIRED_JOB_FIELDS = tuple(JOB_FIELDS)
+
+# How much longer work takes on the load generator's vCPU, per share of it that this one takes.
+INTERRUPTION = column(JOB_FIELDS, "interruption")
+
+OPTIONAL_JOB_FIELDS = ("interruption",)
+"""A profile may lack these; they are 0 then, as where clients run on other machines."""
 
 
 HOST_FIELDS: list[str] = []

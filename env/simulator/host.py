@@ -28,9 +28,10 @@ import numpy.typing as npt
 
 from env.codes import DONE
 from env.control import control_fields
-from env.physics.jobs import JOB_FIELDS
-from env.physics.parameters import COST_FIELDS, HOST_FIELDS
-from env.physics.service import SERVICE_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS, JOB_FIELDS, SERIAL_FRACTION, STRAGGLING
+from env.physics.parameters import SMT as JOB_SMT
+from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, SERVICE_FIELDS
+from env.physics.service import SMT as SERVICE_SMT
 from env.reward import TERMS
 
 MIXTURE = 12
@@ -222,3 +223,23 @@ class HostFields:
             self._scalars[name][0] = value
         else:
             vars(self)[name][:] = value
+
+
+def keep_physical(host: Any) -> None:
+    """
+    Keep drawn parameters that are fractions from passing 1.
+
+    :param host: host row
+    """
+    host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
+    for field, most in ((SERIAL_FRACTION, 0.95), (JOB_SMT, 1.0)):
+        host["job_params"][:, field] = host["job_params"][:, field].clip(max=most)
+    service = host["service_params"]
+    for field, most in (
+        (SERVICE_SMT, 1.0),
+        (BATCH_SMT, 1.0),
+        (CPU_LIMIT, 1.0),
+        (EQUAL_SHARE, 0.95),
+    ):
+        service[field] = min(service[field], most)
+    host["cost_params"] = host["cost_params"].clip(max=1.0)

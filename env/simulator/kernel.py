@@ -17,7 +17,7 @@ from env import action, decision, observation, regulator, reward
 from env.codes import DONE, NOT_ARRIVED, PENDING, RUNNING, TERMINATED, TRUNCATED
 from env.physics.backlog import time_to_drain
 from env.physics.compiled import callable_from_kernel, compiled, inlined
-from env.physics.jobs import LAUNCH_OVERHEAD_S
+from env.physics.parameters import LAUNCH_OVERHEAD_S
 from env.physics.service import mixture_p95
 from env.simulator.guarding import guard_changes_level, next_guard_s
 from env.simulator.hiccups import begin_with_spells, note_rates, offer, plan_hiccup, turn_hiccup

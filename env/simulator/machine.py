@@ -18,24 +18,24 @@ from env.control import PROBE_WINDOW_S, STATES, initial_values, regulated, set_d
 from env.errors import InputError
 from env.family.drawing import is_drawn
 from env.observation import features_of
-from env.physics.jobs import CORES_PER_THREAD, LAUNCH_OVERHEAD_S, SERIAL_FRACTION, WORK_S
-from env.physics.jobs import SMT as JOB_SMT
 from env.physics.parameters import (
     CLIENT_CPU,
+    CORES_PER_THREAD,
     HOST_FIELDS,
     JOB_SPEED,
+    LAUNCH_OVERHEAD_S,
     LOAD_LAG_HIGH_S,
     LOAD_LAG_LOW_S,
+    SERIAL_FRACTION,
     STALLS_PER_S,
-    STRAGGLING,
+    WORK_S,
 )
-from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
-from env.physics.service import SMT as SERVICE_SMT
+from env.physics.service import VM_SPEED
 from env.reward import TERMS
 from env.scenario import FAMILY_ROOM, Scenario
 from env.simulator import kernel
 from env.simulator.hiccups import SPELL_SHARES
-from env.simulator.host import TURNS, HostFields, fill_padding, host_dtype
+from env.simulator.host import TURNS, HostFields, fill_padding, host_dtype, keep_physical
 from env.simulator.load import interval_count, load_targets
 from env.simulator.profile import Profile, load_profile, scatter
 from env.simulator.random import FIRST_MODULUS, SECOND_MODULUS
@@ -202,11 +202,13 @@ class EpisodeFactory:
             host["probe_runs"] = host["probe_window_s"] = 0
         if variation.error > 0.0 and rng.random() < variation.error_share:
             vm_speed = float(host["service_params"][VM_SPEED])
-            for name, _ in self._spreads:
-                up = rng.random(host[name].shape) < 0.5
-                host[name] *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
+            for name, spreads in self._spreads:
+                # Profiles without the last of the jobs' parameters draw what they always drew.
+                values = host[name][:, : spreads.shape[1]] if name == "job_params" else host[name]
+                up = rng.random(values.shape) < 0.5
+                values *= np.where(up, 1.0 + variation.error, 1.0 - variation.error)
             host["service_params"][VM_SPEED] = vm_speed
-            _keep_physical(host)
+            keep_physical(host)
         if variation.vm_speed is not None:
             host["service_params"][VM_SPEED] = rng.uniform(*variation.vm_speed)
         if variation.stolen > 0.0 and rng.random() < variation.stolen:
@@ -324,7 +326,7 @@ class EpisodeFactory:
             scatter(host["host_params"][STALLS_PER_S:], scale * self._hiccup_spreads, rng)
         if self.profile.siblings_unknown and rng.random() < 0.5:
             host["batch_sibling"] = host["sibling"]
-        _keep_physical(host)
+        keep_physical(host)
 
 
 def _check_room(room: tuple[int, int], scenario: Scenario, profile: Profile) -> None:
@@ -347,22 +349,6 @@ def _log_uniform(range_: tuple[float, float], rng: np.random.Generator) -> float
     """A number from a range, uniform in its logarithm."""
     low, high = range_
     return math.exp(rng.uniform(math.log(low), math.log(high)))
-
-
-def _keep_physical(host: Any) -> None:
-    """Keep drawn parameters that are fractions from passing 1."""
-    host["host_params"][STRAGGLING] = min(host["host_params"][STRAGGLING], 1.0)
-    for field, most in ((SERIAL_FRACTION, 0.95), (JOB_SMT, 1.0)):
-        host["job_params"][:, field] = host["job_params"][:, field].clip(max=most)
-    service = host["service_params"]
-    for field, most in (
-        (SERVICE_SMT, 1.0),
-        (BATCH_SMT, 1.0),
-        (CPU_LIMIT, 1.0),
-        (EQUAL_SHARE, 0.95),
-    ):
-        service[field] = min(service[field], most)
-    host["cost_params"] = host["cost_params"].clip(max=1.0)
 
 
 class SimulatedMachine:

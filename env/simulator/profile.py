@@ -20,12 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from env.errors import InputError, validation_message
 from env.family.drawing import draw, is_drawn
 from env.inputs.yaml_files import read_yaml
-from env.physics.jobs import JOB_FIELDS
 from env.physics.parameters import (
     COST_FIELDS,
     HOST_FIELDS,
+    INTERRUPTION,
+    JOB_FIELDS,
     NEUTRAL_COSTS,
     OPTIONAL_HOST_FIELDS,
+    OPTIONAL_JOB_FIELDS,
+    REQUIRED_JOB_FIELDS,
 )
 from env.physics.service import SERVICE_FIELDS
 from env.scenario import profile_path
@@ -112,7 +115,7 @@ class Profile(BaseModel):
     :param siblings_unknown: the runs fit the scenario's own pairs about as well; drawn physics has
         either
     :param service: memcached, by `SERVICE_FIELDS`
-    :param jobs: batch jobs by name, each by `JOB_FIELDS`
+    :param jobs: batch jobs by name, each by `JOB_FIELDS`; `OPTIONAL_JOB_FIELDS` may be left out
     :param host: the VM and its control paths, by `HOST_FIELDS`; `OPTIONAL_HOST_FIELDS` may be
         left out
     :param costs: CPU time of requests, by `COST_FIELDS`; any of them may be left out
@@ -148,7 +151,7 @@ class Profile(BaseModel):
     def _complete(self) -> "Profile":
         _check_fields("service", self.service, SERVICE_FIELDS)
         for job, fields in self.jobs.items():
-            _check_fields(f"jobs.{job}", fields, JOB_FIELDS)
+            _check_fields(f"jobs.{job}", fields, REQUIRED_JOB_FIELDS, OPTIONAL_JOB_FIELDS)
         required = [name for name in HOST_FIELDS if name not in OPTIONAL_HOST_FIELDS]
         _check_fields("host", self.host, required, OPTIONAL_HOST_FIELDS)
         _check_fields("costs", self.costs, (), COST_FIELDS)
@@ -178,12 +181,15 @@ class Profile(BaseModel):
 
     def job_spreads(self, names: Sequence[str]) -> FloatArray:
         """
-        Their spreads, in the same shape.
+        Their spreads, in the same shape but for the optional ones where no job has them.
+
+        So profiles that lack those draw what they always drew.
 
         :param names: jobs in the order wanted
         :raises ValueError: the profile does not know one of them
         """
-        return self._job_columns(names, "spread")
+        spreads = self._job_columns(names, "spread")
+        return spreads if spreads[:, INTERRUPTION].any() else spreads[:, :INTERRUPTION]
 
     def host_array(self) -> FloatArray:
         """The host's parameters in the order of `HOST_FIELDS`; 0 for what may be left out."""

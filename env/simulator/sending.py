@@ -11,7 +11,6 @@ import math
 
 from env.codes import DONE, PAUSED, PENDING, RUNNING
 from env.physics.compiled import compiled, inlined
-from env.physics.jobs import LAUNCH_OVERHEAD_S
 from env.physics.parameters import (
     API_LATENCY_MEDIAN_S,
     API_LATENCY_P90_S,
@@ -19,6 +18,7 @@ from env.physics.parameters import (
     CONTAINER_START_S,
     FAST_LATENCY_S,
     GATE_LATENCY_S,
+    LAUNCH_OVERHEAD_S,
     MIGRATION_COST_S,
     RESUME_COST_S,
 )

@@ -30,8 +30,14 @@ from scipy.optimize import least_squares
 from env.codes import NORMAL
 from env.errors import InputError
 from env.physics.compiled import allocating
-from env.physics.jobs import JOB_FIELDS, LAUNCH_OVERHEAD_S, WORK_S, job_speeds
-from env.physics.parameters import HOST_FIELDS
+from env.physics.jobs import job_speeds
+from env.physics.parameters import (
+    HOST_FIELDS,
+    JOB_FIELDS,
+    LAUNCH_OVERHEAD_S,
+    REQUIRED_JOB_FIELDS,
+    WORK_S,
+)
 from training.calibration.job_states import States
 from training.calibration.logs.course import JOBS
 from training.calibration.logs.tables import Remark, numeric, read_table, without
@@ -372,7 +378,7 @@ def _free_parameters(
     names: list[tuple[str, str]] = []
     priors = []
     for number, job in enumerate(JOBS):
-        for field in JOB_FIELDS:
+        for field in REQUIRED_JOB_FIELDS:
             if (job, field) in FIXED:
                 continue
             names.append((job, field))

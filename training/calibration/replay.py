@@ -26,7 +26,7 @@ import numpy.typing as npt
 from env.codes import BACKGROUND, DONE, NORMAL, PAUSED, PENDING, RUNNING, STEAL
 from env.physics.backlog import served_qps
 from env.physics.compiled import compiled, inlined
-from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.physics.parameters import LAUNCH_OVERHEAD_S, WORK_S
 from env.simulator.hiccups import note_rates, offer, turn_hiccup
 from env.simulator.host import HostFields, host_dtype
 from env.simulator.kernel import all_done, end_interval, finish_jobs, interval_p95

@@ -16,8 +16,7 @@ from scipy.optimize import least_squares
 from scipy.stats import norm, qmc
 
 from env.errors import InputError
-from env.physics.jobs import LAUNCH_OVERHEAD_S, PRESSURE, WORK_S
-from env.physics.parameters import HOST_FIELDS
+from env.physics.parameters import HOST_FIELDS, LAUNCH_OVERHEAD_S, PRESSURE, WORK_S
 from env.physics.service import CPU_LIMIT, SERVICE_FIELDS
 from env.simulator.profile import Profile, Scatter
 from training.calibration.fit_jobs import fit_jobs, read_scaling

@@ -27,8 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_writable
-from env.physics.jobs import JOB_FIELDS, PRESSURE
-from env.physics.parameters import HOST_FIELDS
+from env.physics.parameters import HOST_FIELDS, PRESSURE, REQUIRED_JOB_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.simulator.profile import Parameter, Profile, save_profile
 from training.calibration.fit_jobs import (
@@ -59,7 +58,7 @@ from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
 
-JOB_UNITS = dict(zip(JOB_FIELDS, ("s", "1", "vCPU", "1", "1", "1/vCPU", "s"), strict=True))
+JOB_UNITS = dict(zip(REQUIRED_JOB_FIELDS, ("s", "1", "vCPU", "1", "1", "1/vCPU", "s"), strict=True))
 JOB_SOURCES = {
     "work_s": "job_scaling, events",
     "serial_fraction": "job_scaling, events",
@@ -270,7 +269,7 @@ def _job_section(fit: JobFit, spreads: FloatArray) -> dict[str, dict[str, Parame
                 unit=JOB_UNITS[field],
                 source=JOB_SOURCES[field],
             )
-            for column, field in enumerate(JOB_FIELDS)
+            for column, field in enumerate(REQUIRED_JOB_FIELDS)
         }
         for row, job in enumerate(JOBS)
     }

@@ -19,14 +19,16 @@ from scipy.optimize import minimize
 
 from env.allocation import mask_of
 from env.errors import InputError
-from env.physics.jobs import (
+from env.physics.parameters import (
     CORES_PER_THREAD,
+    JOB_SPEED,
     SENSITIVITY,
     SERIAL_FRACTION,
+    SERVICE_PRESSURE,
+    SERVICE_SIBLING,
     SMT,
     WORK_S,
 )
-from env.physics.parameters import JOB_SPEED, SERVICE_PRESSURE, SERVICE_SIBLING
 from env.physics.service import service_occupancy
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from env.codes import NORMAL
-from env.physics.jobs import WORK_S
+from env.physics.parameters import WORK_S
 from env.scenario import MAX_JOBS, Scenario
 from env.simulator.load import trace_seeds
 from env.simulator.machine import EpisodeFactory

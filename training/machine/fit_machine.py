@@ -25,7 +25,7 @@ higher as theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +50,7 @@ from training.calibration.service_problem import Problem, params_of
 from training.calibration.year_profile import HOST_KNOWN
 from training.machine.job_traits import HERE, NARROWED, as_prior, job_traits
 from training.machine.pressure import BACKGROUND, EQUAL
+from training.machine.samples import SERVED
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -105,6 +106,8 @@ def fit_machine(
         subset=["p95_us"]
     )
     service, error = _service(scenario, points)
+    costs = _costs(points, service["core_capacity_qps"].value)
+    client = _client_while_served({name: known.value for name, known in costs.items()})
     return Profile(
         name=scenario.name,
         description=f"measured on {machine}",
@@ -112,8 +115,8 @@ def fit_machine(
         fit_error=error,
         siblings=tuple(scenario.machine.sibling_of(c) for c in range(scenario.machine.vcpus)),
         service=service,
-        costs=_costs(points, service["core_capacity_qps"].value),
-        jobs={job.name: job_traits(job.name, jobs, base) for job in scenario.jobs},
+        costs=costs,
+        jobs={job.name: job_traits(job.name, jobs, base, client) for job in scenario.jobs},
         host=_host(scenario, base, actuation),
         vm_speed=Parameter(value=1.0, spread=0.05, unit="1", source="prior: one machine only"),
     )
@@ -326,6 +329,12 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
         power = _power(float(exponent))
         costs |= {"client_cpu": most, "client_exponent": power, "agent_cpu": agent}
     return costs
+
+
+def _client_while_served(costs: Mapping[str, float]) -> float:
+    """What load generator and probe take of a vCPU of the scenario's while jobs are measured."""
+    generator = costs.get("client_cpu", 0.0) * SERVED ** costs.get("client_exponent", 1.0)
+    return generator + costs.get("agent_cpu", LOOP_VCPUS) - LOOP_VCPUS
 
 
 def _power(value: float) -> Parameter:

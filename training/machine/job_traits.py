@@ -24,12 +24,12 @@ from scipy.optimize import least_squares
 from scipy.stats import truncnorm
 
 from env.family.drawing import generic_traits
-from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.simulator.profile import Parameter, Profile
 from training.analysis.curves import trusted
 from training.analysis.findings import ALONE, PAIRED
 from training.calibration.priors import JOB_PRIORS, RUN_SD
-from training.machine.samples import SERVING
+from training.machine.samples import LOADED, SERVING
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -43,7 +43,9 @@ LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
 FIELDS = ("sensitivity", "pressure")
 
 
-def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parameter]:
+def job_traits(
+    name: str, jobs: pd.DataFrame, base: Profile, client: float = 0.0
+) -> dict[str, Parameter]:
     """
     What a profile says of a job, but for what pairs say.
 
@@ -51,6 +53,7 @@ def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parame
     :param jobs: see `training.analysis.findings`, with `beside` also `SERVING`, and with cpu_s,
         sampled, instructions and overhead_s
     :param base: says what is known of a job that was not measured, if it knows it
+    :param client: share of a vCPU of the scenario's that the load generator took meanwhile
     """
     own = jobs[jobs["job"] == name]
     alone = trusted(own, ["threads", "beside"])
@@ -60,8 +63,10 @@ def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parame
     generic = generic_traits()
     found = {
         field: (*generic[field], "s" if field.endswith("_s") else "1", GENERIC)
-        for field in JOB_FIELDS
+        for field in REQUIRED_JOB_FIELDS
     }
+    if client > 0.0:
+        found["interruption"] = _interruption(own, client)
     if alone.empty:
         seen_s = float(own["cpu_s"].max()) if len(own) else 0.0
         source = f"{GENERIC}, and {seen_s:.0f} s of CPU time did not end it"
@@ -69,7 +74,7 @@ def job_traits(name: str, jobs: pd.DataFrame, base: Profile) -> dict[str, Parame
     else:
         found |= _fitted(alone, generic["serial_fraction"])
         work_s, width, unit, source = found["work_s"]
-        dearer = dearer_beside_memcached(own)
+        dearer = dearer_beside(SERVING, own)
         if math.isfinite(dearer):
             width = math.hypot(width, 0.5 * math.log(dearer))
             source = f"{HERE}, {dearer:.2f} times as much beside memcached as alone"
@@ -155,32 +160,47 @@ def _of_one_thread(share: float, threads: FloatArray) -> FloatArray:
     return share + (1.0 - share) / threads
 
 
-def dearer_beside_memcached(own: pd.DataFrame) -> float:
+def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, str]:
+    """Value, spread, unit and source of what the load generator's company costs."""
+    prior = JOB_PRIORS["interruption"]
+    loaded, served = dearer_beside(LOADED, own), dearer_beside(SERVING, own)
+    if not math.isfinite(loaded / served):
+        return prior.median, prior.sd, "1", f"prior ({prior.source})"
+    # Over `work_s`. Both were measured right after each other, the work alone minutes before.
+    more = loaded / served * math.sqrt(max(served, 1.0)) - 1.0
+    value = min(max(more / client, prior.low), prior.high)
+    width = min(prior.sd, math.hypot(prior.sd / 2.0, JOB_SD / (value * client)))
+    source = f"{HERE}, {loaded:.2f} times as much beside the load generator as alone"
+    return value, width, "1", source
+
+
+def dearer_beside(beside: str, own: pd.DataFrame) -> float:
     """
-    What a job's work costs in the background of a memcached under load, over what it costs alone.
+    What a job's work costs in the background under load, over what it costs alone.
 
     By the CPU time of an instruction where the machine counts them, else by CPU time, which takes
     runs that ended. Cycles of the job's own would not do: interrupts of the load's packets are
     charged to whomever they meet.
 
+    :param beside: `SERVING` or `LOADED`, whom it met
     :param own: the job's runs
     :return: NaN where that was not measured
     """
     costs = {}
-    for beside in (ALONE, SERVING):
-        runs = own[own["beside"] == beside]
+    for company in (ALONE, beside):
+        runs = own[own["beside"] == company]
         counted = runs["cpu_s"] * runs["sampled"] / runs["instructions"]
-        costs[beside] = runs.assign(
+        costs[company] = runs.assign(
             counted=counted, cpu=runs["cpu_s"].where(runs["real_s"].notna())
         )
-    fewest = costs[SERVING]["threads"].min()
+    fewest = costs[beside]["threads"].min()
     for how in ("counted", "cpu"):
-        alone, serving = (
-            costs[beside].loc[costs[beside]["threads"] == fewest, how].median()
-            for beside in (ALONE, SERVING)
+        alone, there = (
+            costs[company].loc[costs[company]["threads"] == fewest, how].median()
+            for company in (ALONE, beside)
         )
-        if math.isfinite(serving / alone):
-            return float(serving / alone)
+        if math.isfinite(there / alone):
+            return float(there / alone)
     return math.nan
 
 

@@ -31,7 +31,7 @@ from env.inputs.text_files import read_json
 from env.scenario import Job, Scenario
 from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
-from training.machine import steadiness
+from training.machine import samples, steadiness
 from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
 from training.machine.experiment import DEFAULT, Factor, combinations
 from training.machine.pressure import (
@@ -245,12 +245,6 @@ TABLES = ("capacity", "latency", "jobs", "factorial", "actuation")
 WHOLE = "whole"
 """The table of the runs that have a budget of their own."""
 
-SERVED = 0.4
-"""Of what one vCPU serves: memcached's load while jobs run in its background."""
-
-SERVED_PART = 0.25
-"""Of the part that is run alone: so much costs enough CPU time to be compared."""
-
 
 class Campaign:
     """
@@ -414,7 +408,7 @@ class Campaign:
             for threads in [n for n in job.threads if n <= vcpus]:
                 yield self._job(job, threads, tuple(range(threads)), None)
         if jobs:
-            yield self._beside_memcached(jobs, capacity)
+            yield self._under_load(jobs, capacity, vcpus)
         here, there = (0,), self._apart((0,), vcpus)
         for job in jobs:
             for source in self.mode.sources:
@@ -447,24 +441,30 @@ class Campaign:
         name, seconds = arrangement.name, self._sweep_s(len(loads))
         return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
 
-    def _beside_memcached(self, jobs: Sequence[Job], capacity: float) -> Task:
-        """What a job's work costs in the background of a memcached under load."""
+    def _under_load(self, jobs: Sequence[Job], capacity: float, vcpus: int) -> Task:
+        """What a job's work costs in the background of a memcached, and of its load generator."""
+        met = list(samples.company(self.scenario, self._cores(1), vcpus - 1).items())
 
         def run(testbed: Testbed, points: Sequence[int]) -> list[Row]:
             rows: list[Row] = []
-            lasts_s = (START_ROOM_S + PART_LIMIT_S) * len(jobs)
-            with self._served(testbed, capacity, lasts_s) as cores:
+            lasts_s = (START_ROOM_S + PART_LIMIT_S) * len(places)
+            with self._served(testbed, capacity, lasts_s):
                 for point in points:
-                    job, threads = jobs[point], jobs[point].threads[0]
+                    # One right after the other: a host may be half as fast a minute later.
+                    job, (beside, cores) = jobs[point // len(met)], met[point % len(met)]
+                    threads = job.threads[0]
                     part, overhead_s = self._part(testbed, job)
-                    cut, part = shortened(job, SERVED_PART * part, threads)
+                    cut, part = shortened(job, samples.SERVED_PART * part, threads)
                     yields = Weight.BACKGROUND
                     row = testbed.time_job(cut, threads, cores, PART_LIMIT_S, weight=yields)
+                    if beside == samples.LOADED:  # which takes its vCPU as others would
+                        row["disturbed"] = 0.0
                     columns: Row = {"place": point, "job": job.name, "threads": threads}
-                    rows.append(columns | {"beside": SERVING} | scaled(row, part, overhead_s))
+                    rows.append(columns | {"beside": beside} | scaled(row, part, overhead_s))
             return rows
 
-        seconds, places = OVERHEAD_S + SAMPLE_S * len(jobs), tuple(range(len(jobs)))
+        places = tuple(range(len(met) * len(jobs)))
+        seconds = OVERHEAD_S + SAMPLE_S * len(places)
         return Task("jobs", f"jobs beside {SERVING}", "place", places, "real_s", seconds, run)
 
     @contextlib.contextmanager
@@ -473,7 +473,7 @@ class Campaign:
     ) -> Iterator[tuple[int, ...]]:
         """Keep memcached under load on its smallest set; gives that set's vCPUs."""
         cores = self._cores(1)
-        trace = LoadTrace.explicit([int(SERVED * capacity)], lasts_s)
+        trace = LoadTrace.explicit([int(samples.SERVED * capacity)], lasts_s)
         with testbed.serving(self.scenario.service.threads, cores) as server:
             client = testbed.client(server, trace)
             try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from env.scenario import Job
+from env.scenario import Job, Scenario
 from training.analysis.findings import ALONE
 from training.machine.testbed import Testbed
 from training.statistics import margin
@@ -33,6 +33,15 @@ MARGIN = 0.05
 
 SERVING = "memcached"
 """Stands in the place of `findings.ALONE` where a job ran in the background of memcached."""
+
+LOADED = "load generator"
+"""The same where it ran beside the load generator, on that one's vCPU."""
+
+SERVED = 0.4
+"""Of what one vCPU serves: memcached's load meanwhile."""
+
+SERVED_PART = 0.25
+"""Of the part that is run alone: so much costs enough CPU time to be compared."""
 
 RESERVED_S = 20.0
 """What a whole run leaves of the budget for each job that has not been run yet."""
@@ -74,6 +83,19 @@ def is_cut(job: Job) -> bool:
     :param job: the job
     """
     return shortened(job, FIRST_PART, job.threads[0])[1] < 1.0
+
+
+def company(scenario: Scenario, own: tuple[int, ...], last: int) -> dict[str, tuple[int, ...]]:
+    """
+    Whom a background job meets under load, and on which vCPUs.
+
+    :param scenario: says which vCPUs count
+    :param own: memcached's
+    :param last: the load generator's
+    :return: vCPUs by `SERVING`, and `LOADED` where that one runs on a vCPU of the scenario's
+    """
+    shares = last < scenario.machine.vcpus and last not in own
+    return {SERVING: own} | ({LOADED: (last,)} if shares else {})
 
 
 def next_whole_run(

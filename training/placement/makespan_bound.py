@@ -13,8 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from env.cluster.cluster_scenario import ClusterScenario
 from env.cluster.plan import JobPlace, ServicePlace
-from env.physics.jobs import CORES_PER_THREAD, SERIAL_FRACTION, SMT, WORK_S
-from env.physics.parameters import JOB_SPEED
+from env.physics.parameters import CORES_PER_THREAD, JOB_SPEED, SERIAL_FRACTION, SMT, WORK_S
 from env.scenario import Job
 from training.placement.plan_search import free_vcpus
 from training.placement.plan_simulation import ClusterSimulator

@@ -15,7 +15,7 @@ from agents.checkpoint import FORMAT, METADATA_ENTRY, TRAINING_ENTRY, WEIGHTS_EN
 from agents.ppo.network import MaskedNetwork
 from env.action import edit_table
 from env.observation import VERSION, feature_count
-from env.physics.jobs import WORK_S
+from env.physics.parameters import WORK_S
 from env.scenario import Scenario
 from env.simulator.profile import Profile
 from training.ppo.masked_policy import linear_layers

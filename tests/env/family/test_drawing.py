@@ -12,7 +12,7 @@ import pytest
 from env.errors import InputError
 from env.family.arrivals import read_trace
 from env.family.drawing import draw, drawn_names, generic_traits
-from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.scenario import load_scenario, profile_traits, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import load_profile
@@ -131,7 +131,7 @@ def test_an_unknown_purpose_is_refused() -> None:
 
 def test_a_job_of_which_nothing_is_known_is_any_of_the_familys() -> None:
     generic = generic_traits()
-    assert set(generic) == set(JOB_FIELDS)
+    assert set(generic) == set(REQUIRED_JOB_FIELDS)
     drawn = [
         job for name in drawn_names("training", 0, 60) for job in profile_traits(name).values()
     ]

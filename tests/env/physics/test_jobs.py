@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from env.codes import BACKGROUND, NORMAL
 from env.physics.jobs import job_speeds
+from env.physics.parameters import INTERRUPTION
 from env.simulator.profile import load_profile
 
 JOBS = ("blackscholes", "canneal", "dedup", "ferret", "freqmine", "radix", "vips")
@@ -20,7 +21,15 @@ CORES = 4
 AS_LISTED = tuple(range(len(JOBS)))
 
 
-def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0, order=AS_LISTED):
+def speeds(
+    jobs,
+    occupancy=(0.0,) * CORES,
+    plain=False,
+    quotas=None,
+    client=0.0,
+    order=AS_LISTED,
+    params=PARAMS,
+):
     """
     Speeds, shares and pressure of `{job index: (threads, mask, weight)}`.
 
@@ -48,7 +57,7 @@ def speeds(jobs, occupancy=(0.0,) * CORES, plain=False, quotas=None, client=0.0,
         quota[order],
         SIBLING,
         np.array(occupancy, np.float64),
-        PARAMS[order],
+        params[order],
         HOST,
         speed,
         used,
@@ -120,6 +129,21 @@ def test_beside_a_load_generator_a_lone_thread_waits_where_most_is_left(threads,
     # memcached leaves half of one vCPU; the load generator half of the other, or less.
     _, used, _ = speeds({0: (threads, 0b1100, BACKGROUND)}, (0.0, 0.0, 0.5, 0.0), client=client)
     assert used[0].sum() == pytest.approx(expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(placements, st.floats(0.01, 0.9), st.floats(0.01, 5.0))
+def test_beside_a_load_generator_a_share_is_worth_less(jobs, client, interruption):
+    interrupted = PARAMS.copy()
+    interrupted[:, INTERRUPTION] = interruption
+    speed, used, _ = speeds(jobs, client=client)
+    slower, same, _ = speeds(jobs, client=client, params=interrupted)
+    assert same == pytest.approx(used)
+    for job in jobs:
+        there = used[job, -1] / max(used[job].sum(), 1e-9)
+        assert speed[job] == pytest.approx(slower[job] * (1.0 + interruption * client * there))
+    # Without one on the machine nobody is interrupted.
+    assert speeds(jobs, params=interrupted)[0] == pytest.approx(speeds(jobs)[0])
 
 
 @settings(max_examples=300, deadline=None)

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from env.allocation import Allocation, JobAllocation
 from env.codes import STEAL, TRUNCATED
-from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
-from env.physics.parameters import COST_FIELDS, HOST_FIELDS
+from env.physics.parameters import COST_FIELDS, HOST_FIELDS, LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.service import TAIL_SHAPE, tail_fraction
 from env.reward import TERMS
 from env.scenario import load_scenario

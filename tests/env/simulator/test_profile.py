@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from env.physics.jobs import JOB_FIELDS
-from env.physics.parameters import HOST_FIELDS
+from env.physics.parameters import HOST_FIELDS, INTERRUPTION, JOB_FIELDS
 from env.physics.service import SERVICE_FIELDS
 from env.scenario import PROFILE_FOLDER, profile_names
 from env.simulator.profile import (
@@ -31,6 +30,7 @@ def test_built_in_profiles(name):
         (profile.service_array(), profile.service_spreads()),
         (profile.host_array(), profile.host_spreads()),
     ):
+        values = values[..., : spreads.shape[-1]]  # the rest may be left out
         assert values.shape == spreads.shape
         assert (values > 0.0).all() and np.isfinite(values).all() and (spreads >= 0.0).all()
     assert profile.fit_error and all(error >= 0.0 for error in profile.fit_error.values())
@@ -66,6 +66,19 @@ def test_what_requests_cost_may_be_left_out(tmp_path):
     assert content_hash(costly) != content_hash(known)
     save_profile(costly, tmp_path / "costly.yaml")
     assert load_profile(tmp_path / "costly.yaml").cost_array().tolist() == [1.0, 0.5, 1.0, 0.0]
+
+
+def test_what_a_load_generators_company_costs_a_job_may_be_left_out():
+    known = load_profile("cca-2025")
+    assert not known.job_array(JOBS)[:, INTERRUPTION].any()
+    cost = Parameter(value=0.5, spread=0.1, source="a test")
+    vips = known.jobs["vips"] | {"interruption": cost}
+    costly = known.model_copy(update={"jobs": known.jobs | {"vips": vips}})
+    assert costly.job_array(JOBS)[:, INTERRUPTION].tolist() == [0.0] * 6 + [0.5]
+    spreads = costly.job_spreads(JOBS)
+    assert spreads[:, INTERRUPTION].tolist() == [0.0] * 6 + [0.1]
+    # Those who lack it draw what they always drew.
+    assert (known.job_spreads(JOBS) == spreads[:, :INTERRUPTION]).all()
 
 
 def test_a_profile_may_say_how_background_work_yielded(tmp_path):

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from env.errors import InputError
-from env.physics.jobs import LAUNCH_OVERHEAD_S, WORK_S
+from env.physics.parameters import LAUNCH_OVERHEAD_S, WORK_S
 from env.physics.service import IDLE_US, VM_SPEED
 from env.simulator.profile import Scatter, load_profile, save_profile
 from training.calibration import fit_jobs as fitting

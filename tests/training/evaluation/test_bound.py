@@ -6,7 +6,7 @@ import pytest
 import agents
 from env.allocation import JobState, Weight, mask_of
 from env.codes import PLACE
-from env.physics.jobs import SENSITIVITY
+from env.physics.parameters import SENSITIVITY
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, Variation
 from env.simulator.rates import refresh

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from env.family.drawing import generic_traits
-from env.physics.jobs import JOB_FIELDS
+from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
-from training.machine.job_traits import as_prior, dearer_beside_memcached, job_traits
-from training.machine.samples import SERVING
+from training.machine.job_traits import as_prior, dearer_beside, job_traits
+from training.machine.samples import LOADED, SERVING
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def run(
 
 def test_two_thread_counts_tell_work_and_serial_fraction(base: Profile) -> None:
     traits = job_traits("pack", pd.DataFrame([run(1, 20.01, 20.0), run(2, 11.01, 20.0)]), base)
-    assert set(traits) == set(JOB_FIELDS)
+    assert set(traits) == set(REQUIRED_JOB_FIELDS)
     assert traits["work_s"].value == pytest.approx(20.0, rel=0.02)
     assert traits["work_s"].spread >= 0.03  # one run each
     share = traits["serial_fraction"].value
@@ -92,16 +92,26 @@ def test_what_memcached_makes_dearer_is_half_believed(base: Profile) -> None:
     assert "1.44 times as much beside memcached" in traits["work_s"].source
 
 
+def test_the_load_generators_company_costs_what_work_does_not(base: Profile) -> None:
+    runs = [run(1, 20.01, 20.0), run(1, 60.0, 24.2, SERVING), run(1, 60.0, 33.0, LOADED)]
+    cost = job_traits("pack", pd.DataFrame(runs), base, client=0.5)["interruption"]
+    assert cost.value == pytest.approx((1.65 / 1.1 - 1.0) / 0.5)
+    assert "1.65 times as much beside the load generator" in cost.source
+    prior = job_traits("pack", pd.DataFrame(runs[:2]), base, client=0.5)["interruption"]
+    assert cost.spread < prior.spread and prior.source.startswith("prior")
+    assert "interruption" not in job_traits("pack", pd.DataFrame(runs[:2]), base)
+
+
 def test_the_cpu_time_of_an_instruction_comes_before_that_of_a_run() -> None:
     # The run beside memcached was stopped, so its CPU time is that of a part.
     alone = run(1, 20.0, 20.0, instructions=2e10)
     beside = run(1, math.nan, 6.5, SERVING, instructions=5e9)
     runs = pd.DataFrame([alone, beside])
-    assert dearer_beside_memcached(runs) == pytest.approx(1.3)
-    assert math.isnan(dearer_beside_memcached(runs.assign(instructions=math.nan)))
+    assert dearer_beside(SERVING, runs) == pytest.approx(1.3)
+    assert math.isnan(dearer_beside(SERVING, runs.assign(instructions=math.nan)))
     # What a part has used is scaled up to the whole, what was counted in it is not.
     halved = runs.assign(sampled=[0.5, 1.0])
-    assert dearer_beside_memcached(halved) == pytest.approx(2.6)
+    assert dearer_beside(SERVING, halved) == pytest.approx(2.6)
 
 
 def test_a_job_that_has_not_ended_is_longer_than_what_was_seen(base: Profile) -> None:

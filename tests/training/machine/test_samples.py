@@ -7,10 +7,10 @@ import math
 import pandas as pd
 import pytest
 
-from env.scenario import Job
+from env.scenario import Job, load_scenario
 from training.analysis.findings import ALONE
 from training.machine.measure import WHOLE_COLUMNS
-from training.machine.samples import SERVING, is_cut, next_whole_run
+from training.machine.samples import LOADED, SERVING, company, is_cut, next_whole_run
 
 VCPUS, MOST = 2, 3
 
@@ -40,6 +40,20 @@ def campaign(
 
 def made(table: pd.DataFrame) -> list[tuple[str, int, str]]:
     return list(table[["job", "threads", "beside"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize(
+    ("own", "last", "met"),
+    [
+        ((0,), 1, {SERVING: (0,), LOADED: (1,)}),
+        ((0, 1), 1, {SERVING: (0, 1)}),  # it shares memcached's vCPUs
+        ((0,), 3, {SERVING: (0,)}),  # it runs on one of its own
+    ],
+)
+def test_jobs_meet_the_load_generator_where_the_scenario_has_its_vcpu(
+    own: tuple[int, ...], last: int, met: dict[str, tuple[int, ...]]
+) -> None:
+    assert company(load_scenario("local"), own, last) == met
 
 
 def test_with_time_every_job_is_run_in_every_way_and_twice() -> None:
