@@ -87,7 +87,7 @@ class JobRun:
         self._call: Call | None = None
         self._pause_s, self._retry_at_s = FIRST_PAUSE_S, 0.0
         self._away_since_s: float | None = None
-        self._cancelled = False
+        self._cancelled = self._has_pinned = False
         self._asked = False  # the runtime was told to start an attempt, and has not answered
         self._complaint = ""
         self._cpu_s = self._cpu_before_s = 0.0
@@ -241,8 +241,9 @@ class JobRun:
         """Undo that the program has pinned itself, so that it runs where the policy wants it."""
         place = None if self.instance is None or self._ended else self.instance.placement
         with contextlib.suppress(OSError):  # it may be gone
-            if place is not None and self._passed and place.unpin():
-                self._complain("has pinned itself to some of its vCPUs; undone")
+            if place is not None and self._passed and place.unpin() and not self._has_pinned:
+                self._has_pinned = True
+                self._context.note(self.job.name, "has pinned itself to some of its vCPUs; undone")
 
     @property
     def _weight_now(self) -> Weight:

@@ -259,10 +259,11 @@ def _unpin(
     """Give the threads that may not run on all of these vCPUs a wider choice; how many."""
     found = 0
     for thread in threads:
-        with contextlib.suppress(ProcessLookupError):
-            if os.sched_getaffinity(thread) != set(cores):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            pinned = os.sched_getaffinity(thread)
+            if pinned != set(cores):
                 os.sched_setaffinity(thread, wider())
-                found += 1
+                found += os.sched_getaffinity(thread) != pinned
     return found
 
 

@@ -20,6 +20,7 @@ from env.action import KIND
 from env.allocation import JobState
 from env.codes import START
 from env.colocation import ColocationEnv
+from env.physics.parameters import LAUNCH_OVERHEAD_S, WORK_S
 from env.reward import TERMS
 from env.scenario import Scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
@@ -158,7 +159,7 @@ def test_the_terms_of_an_episode_add_up() -> None:
     rng = np.random.default_rng(3)
     env.reset(seed=3)
     machine = env.backend
-    work_s = machine.host.work_left_s.sum() + machine.host.job_params[:, -1].sum()
+    work_s = machine.host.work_left_s.sum() + machine.host.job_params[:, LAUNCH_OVERHEAD_S].sum()
     first = reward.potential(work_s, env.scenario.machine.vcpus)
     steps = play(env, 3, rng=rng)
     summary = steps[-1][4]["episode_summary"]
@@ -183,7 +184,7 @@ def test_an_episode_that_is_cut_off_keeps_its_potential(scenario: Scenario) -> N
     shaping = math.fsum(step[4]["reward_terms"]["shaping"] for step in steps)
     host = env.backend.host
     left_s = host.work_left_s.sum() + host.overhead_left_s.sum()
-    done_s = host.job_params[:, 0].sum() + host.job_params[:, -1].sum() - left_s
+    done_s = host.job_params[:, WORK_S].sum() + host.job_params[:, LAUNCH_OVERHEAD_S].sum() - left_s
     assert steps[-1][3]
     assert done_s > 0.0
     assert shaping == pytest.approx(-reward.potential(done_s, 4))
@@ -195,7 +196,7 @@ def test_shaping_uses_the_discount() -> None:
     env.reset(seed=1)
     terms = env.step(0)[4]["reward_terms"]
     host = env.backend.host
-    work_s = host.job_params[:, 0].sum() + host.job_params[:, -1].sum()
+    work_s = host.job_params[:, WORK_S].sum() + host.job_params[:, LAUNCH_OVERHEAD_S].sum()
     assert terms["shaping"] == pytest.approx(-0.5 * reward.potential(work_s, 4))
 
 

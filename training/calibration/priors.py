@@ -153,7 +153,7 @@ JOB_PRIORS: dict[str, Prior] = {
     "sensitivity": Prior(0.03, 0.7, 1e-3, 2.0),
     "pressure": Prior(0.5, 0.7, 0.01, 5.0),
     "launch_overhead_s": Prior(2.5, 0.4, 0.3, 20.0),
-    "interruption": Prior(0.5, 0.8, 0.01, 20.0, source="stress-ng's classes, 0.3 to 4"),
+    "interruption": Prior(0.35, 0.8, 0.01, 20.0, source="stress-ng's classes, 0.2 to 4"),
 }
 """
 Of a job's parameters; `work_s` has no prior but its scaling table.

@@ -3,9 +3,10 @@ A job's traits by its runs on this machine.
 
 *Work and serial fraction* follow from its times alone by Amdahl's law, which has no word for
 threads that hinder each other. Work is the geometric mean of what it costs alone and in the
-background of memcached, for which physics has no other word, and its spread holds both. Before a
-job is measured it might be any of the scenario family (`env.family.drawing.generic_traits`): so
-its traits have a median and a spread from the start, and keep them where nothing was measured.
+background of memcached, for which physics has no other word, and its spread holds both. What it
+costs more beside the load generator is its *interruption*. Before a job is measured it might be any
+of the scenario family (`env.family.drawing.generic_traits`): so its traits have a median and a
+spread from the start, and keep them where nothing was measured.
 
 *How much jobs on different cores slow each other down* follows from pairs of them. The physics says
 that job i beside job j takes 1 + sensitivity_i x pressure_j times as long as alone
@@ -39,6 +40,8 @@ GENERIC = "prior (any job of the scenario family)"
 NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
 JOB_SD = 0.03  # of ln(time) of one run of a job
 CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
+MET_SD = 0.1  # of what a job cost beside the load generator over what it cost beside memcached
+TRAIT_SD = 0.3  # of ln(interruption): loads and company differ from what was measured
 LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
 FIELDS = ("sensitivity", "pressure")
 
@@ -50,23 +53,22 @@ def job_traits(
     What a profile says of a job, but for what pairs say.
 
     :param name: its name
-    :param jobs: see `training.analysis.findings`, with `beside` also `SERVING`, and with cpu_s,
-        sampled, instructions and overhead_s
+    :param jobs: see `training.analysis.findings`, with `beside` also `SERVING` and `LOADED`, and
+        with cpu_s, sampled, instructions and overhead_s
     :param base: says what is known of a job that was not measured, if it knows it
     :param client: share of a vCPU of the scenario's that the load generator took meanwhile
     """
     own = jobs[jobs["job"] == name]
     alone = trusted(own, ["threads", "beside"])
     alone = alone[alone["beside"] == ALONE].dropna(subset=["real_s"])
+    met = {"interruption": _parameter(*_interruption(own, client))} if client > 0.0 else {}
     if alone.empty and name in base.jobs:
-        return {field: as_prior(known, base) for field, known in base.jobs[name].items()}
+        return met | {field: as_prior(known, base) for field, known in base.jobs[name].items()}
     generic = generic_traits()
     found = {
         field: (*generic[field], "s" if field.endswith("_s") else "1", GENERIC)
         for field in REQUIRED_JOB_FIELDS
     }
-    if client > 0.0:
-        found["interruption"] = _interruption(own, client)
     if alone.empty:
         seen_s = float(own["cpu_s"].max()) if len(own) else 0.0
         source = f"{GENERIC}, and {seen_s:.0f} s of CPU time did not end it"
@@ -81,15 +83,16 @@ def job_traits(
         else:
             dearer, source = 1.0, f"{HERE}, alone"
         found["work_s"] = (work_s * math.sqrt(dearer), width, unit, source)
-    return {
-        field: Parameter(
-            value=significant(value),
-            spread=significant(min(width, 3.0), 3),
-            unit=unit,
-            source=source,
-        )
-        for field, (value, width, unit, source) in found.items()
-    }
+    return {field: _parameter(*told) for field, told in found.items()} | met
+
+
+def _parameter(value: float, width: float, unit: str, source: str) -> Parameter:
+    return Parameter(
+        value=significant(value),
+        spread=significant(min(width, 3.0), 3),
+        unit=unit,
+        source=source,
+    )
 
 
 def as_prior(parameter: Parameter, base: Profile) -> Parameter:
@@ -166,12 +169,18 @@ def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, 
     loaded, served = dearer_beside(LOADED, own), dearer_beside(SERVING, own)
     if not math.isfinite(loaded / served):
         return prior.median, prior.sd, "1", f"prior ({prior.source})"
-    # Over `work_s`. Both were measured right after each other, the work alone minutes before.
-    more = loaded / served * math.sqrt(max(served, 1.0)) - 1.0
-    value = min(max(more / client, prior.low), prior.high)
-    width = min(prior.sd, math.hypot(prior.sd / 2.0, JOB_SD / (value * client)))
-    source = f"{HERE}, {loaded:.2f} times as much beside the load generator as alone"
-    return value, width, "1", source
+    # `work_s` is the geometric mean of the work alone and beside memcached.
+    more = loaded / math.sqrt(served) - 1.0
+    measured, sd = more / client, MET_SD / client
+
+    def residuals(x: FloatArray) -> FloatArray:
+        off = (x - math.log(prior.median)) / prior.sd
+        return np.concatenate([(np.exp(x) - measured) / sd, off])
+
+    value = math.exp(least_squares(residuals, [math.log(prior.median)]).x[0])
+    width = math.hypot(TRAIT_SD, 1.0 / math.hypot(value / sd, 1.0 / prior.sd))
+    source = f"{HERE}, {loaded / served:.2f} times as much beside the load generator as memcached"
+    return value, min(width, prior.sd), "1", source
 
 
 def dearer_beside(beside: str, own: pd.DataFrame) -> float:

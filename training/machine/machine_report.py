@@ -321,7 +321,7 @@ def _known_jobs(profile: Profile, jobs: pd.DataFrame) -> list[str]:
         ended, work = own["real_s"].notna(), traits["work_s"]
         how = f"{ended.sum()} runs, " if ended.any() else ""
         if ended.any():
-            part = float(own["sampled"].median())
+            part = float(own["sampled"].max())  # under load a part of that will do
             how += "whole" if part == 1.0 else f"of {part:.2g} of it each"
         if not ended.all():
             how += f"; {(~ended).sum()} stopped" if how else "none has ended"

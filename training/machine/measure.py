@@ -24,6 +24,7 @@ import pandas as pd
 
 from deploy.jobs.runtimes import JobFailedError, RuntimeUnavailableError
 from deploy.linux.own_folder import OwnFolder
+from deploy.linux.realtime import last_cpu
 from deploy.load.generator import CONNECTIONS
 from env.allocation import Weight
 from env.errors import InputError, fault
@@ -402,13 +403,13 @@ class Campaign:
             )
 
     def _jobs(self, capacity: float, vcpus: int) -> Iterator[Task]:
-        """The jobs that can be cut: alone, beside memcached, under pressure, and in pairs."""
+        """The jobs that can be cut: alone, under load, under pressure, and in pairs."""
         jobs = [job for job in self.scenario.jobs if job.threads[0] <= vcpus and is_cut(job)]
         for job in jobs:
             for threads in [n for n in job.threads if n <= vcpus]:
                 yield self._job(job, threads, tuple(range(threads)), None)
         if jobs:
-            yield self._under_load(jobs, capacity, vcpus)
+            yield self._under_load(jobs, capacity)
         here, there = (0,), self._apart((0,), vcpus)
         for job in jobs:
             for source in self.mode.sources:
@@ -441,16 +442,16 @@ class Campaign:
         name, seconds = arrangement.name, self._sweep_s(len(loads))
         return Task(table, name, "target_qps", loads, "p95_us", seconds, run)
 
-    def _under_load(self, jobs: Sequence[Job], capacity: float, vcpus: int) -> Task:
+    def _under_load(self, jobs: Sequence[Job], capacity: float) -> Task:
         """What a job's work costs in the background of a memcached, and of its load generator."""
-        met = list(samples.company(self.scenario, self._cores(1), vcpus - 1).items())
+        met = list(samples.company(self.scenario, self._cores(1), last_cpu()).items())
 
         def run(testbed: Testbed, points: Sequence[int]) -> list[Row]:
             rows: list[Row] = []
             lasts_s = (START_ROOM_S + PART_LIMIT_S) * len(places)
             with self._served(testbed, capacity, lasts_s):
                 for point in points:
-                    # One right after the other: a host may be half as fast a minute later.
+                    # Both right after each other: a host may be half as fast a minute later.
                     job, (beside, cores) = jobs[point // len(met)], met[point % len(met)]
                     threads = job.threads[0]
                     part, overhead_s = self._part(testbed, job)
@@ -465,7 +466,7 @@ class Campaign:
 
         places = tuple(range(len(met) * len(jobs)))
         seconds = OVERHEAD_S + SAMPLE_S * len(places)
-        return Task("jobs", f"jobs beside {SERVING}", "place", places, "real_s", seconds, run)
+        return Task("jobs", "jobs under load", "place", places, "real_s", seconds, run)
 
     @contextlib.contextmanager
     def _served(
@@ -535,9 +536,8 @@ class Campaign:
     def _best_scans(self) -> list[float]:
         """The largest throughputs of all scans [1/s], the largest first."""
         scans = self.store.table("capacity")
-        if scans.empty:
-            return []
-        return sorted(scans.groupby("rep")["achieved_qps"].max(), reverse=True)
+        best = [] if scans.empty else scans.groupby("rep")["achieved_qps"].max()
+        return sorted(best, reverse=True)
 
     def _actuation(self, testbed: Testbed, capacity: float) -> list[Row]:
         """How long it takes to change processes and to read memcached, one row a kind."""

@@ -95,9 +95,13 @@ def test_what_memcached_makes_dearer_is_half_believed(base: Profile) -> None:
 def test_the_load_generators_company_costs_what_work_does_not(base: Profile) -> None:
     runs = [run(1, 20.01, 20.0), run(1, 60.0, 24.2, SERVING), run(1, 60.0, 33.0, LOADED)]
     cost = job_traits("pack", pd.DataFrame(runs), base, client=0.5)["interruption"]
-    assert cost.value == pytest.approx((1.65 / 1.1 - 1.0) / 0.5)
-    assert "1.65 times as much beside the load generator" in cost.source
+    # One run is believed in part: the prior has 0.35.
+    assert 0.8 < cost.value < (1.65 / 1.1 - 1.0) / 0.5
+    assert "1.36 times as much beside the load generator as memcached" in cost.source
     prior = job_traits("pack", pd.DataFrame(runs[:2]), base, client=0.5)["interruption"]
+    cheaper = [*runs[:2], run(1, 60.0, 22.0, LOADED)]  # by chance
+    least = job_traits("pack", pd.DataFrame(cheaper), base, client=0.5)["interruption"]
+    assert 0.05 < least.value < prior.value
     assert cost.spread < prior.spread and prior.source.startswith("prior")
     assert "interruption" not in job_traits("pack", pd.DataFrame(runs[:2]), base)
 

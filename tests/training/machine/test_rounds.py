@@ -24,7 +24,7 @@ from training.machine.measure import (
     Task,
 )
 from training.machine.pressure import Row
-from training.machine.samples import MARGIN, SERVING, next_whole_run
+from training.machine.samples import MARGIN, next_whole_run
 from training.machine.testbed import (
     Timing,
 )
@@ -100,7 +100,7 @@ def test_a_job_that_does_not_end_in_time_is_run_as_rarely_as_possible() -> None:
 
 def test_neither_is_one_beside_memcached(scenario: Scenario, tmp_path: Path) -> None:
     tasks = Campaign(scenario, REPEATED, Store(tmp_path, {})).tasks(1e5, 2)
-    task = next(one for one in tasks if one.key == f"jobs beside {SERVING}")
+    task = next(one for one in tasks if one.key == "jobs under load")
     ran = {"real_s": math.nan, "cpu_s": 30.0, "disturbed": 0.0}
     rows = pd.DataFrame([{"place": place} | ran for place in task.points])
     assert task.unknown(rows, (1, 9)) == []
