@@ -36,13 +36,15 @@ SENSITIVITY = column(JOB_FIELDS, "sensitivity")
 PRESSURE = column(JOB_FIELDS, "pressure")
 # [s] Container start, unpacking and end detection.
 LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
+
 REQUIRED_JOB_FIELDS = tuple(JOB_FIELDS)
+"""What a profile says of each of its jobs; the next ones it may lack."""
 
 # How much longer work takes on the load generator's vCPU, per share of it that this one takes.
 INTERRUPTION = column(JOB_FIELDS, "interruption")
 
-OPTIONAL_JOB_FIELDS = ("interruption",)
-"""A profile may lack these; they are 0 then, as where clients run on other machines."""
+OPTIONAL_JOB_FIELDS = tuple(JOB_FIELDS[INTERRUPTION:])
+"""They are 0 where a profile lacks them, as where clients run on other machines."""
 
 
 HOST_FIELDS: list[str] = []

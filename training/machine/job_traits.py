@@ -164,7 +164,12 @@ def _of_one_thread(share: float, threads: FloatArray) -> FloatArray:
 
 
 def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, str]:
-    """Value, spread, unit and source of what the load generator's company costs."""
+    """
+    Value, spread, unit and source of what the load generator's company costs a job.
+
+    The most probable value under a lognormal prior and a normal error of the one measured ratio,
+    and its spread by the curvature there; the prior's where that was not measured.
+    """
     prior = JOB_PRIORS["interruption"]
     loaded, served = dearer_beside(LOADED, own), dearer_beside(SERVING, own)
     if not math.isfinite(loaded / served):
