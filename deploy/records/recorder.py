@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.parse import quote_plus, unquote_plus
 
 from deploy.linux.own_folder import OwnFolder, write_own
-from deploy.linux.sensors import StolenClock
+from deploy.linux.sensors import StolenClock, Yardstick
 from deploy.records.lines import Disk, LineFile
 from env.allocation import Allocation, JobState
 from env.errors import InputError
@@ -177,6 +177,7 @@ class Recorder:
             self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
             self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
             self._stolen = StolenClock(scenario.machine.vcpus)
+            self._yardstick = Yardstick()
             resumed = self._events.size > 0
             if not resumed:
                 write_own(folder / SCENARIO_FILE, scenario.model_dump_json(indent=2))
@@ -248,6 +249,7 @@ class Recorder:
             ),
             _listed(allocation.service_cores),
             f"{sum(self._stolen.read()):.2f}",
+            f"{self._yardstick.read():.1f}",
             *(f"{busy_s:.4f}" for busy_s in telemetry.vcpu_busy_s),
         ]
         for name in self._job_names:
@@ -409,6 +411,7 @@ class Sample:
     :param wait_us: 95th percentile of what requests waited [µs]; None without the latency tap
     :param service_us: 95th percentile of what memcached took for them [µs]; likewise
     :param members: both by member of a group; None where that is not known
+    :param yardstick_us: CPU time of a fixed piece of work (`Yardstick`) [µs]; None in old records
     """
 
     time_s: float
@@ -423,6 +426,7 @@ class Sample:
     wait_us: float | None = None
     service_us: float | None = None
     members: tuple[Stages | None, ...] = ()
+    yardstick_us: float | None = None
 
 
 def read_samples(folder: Path) -> list[Sample]:
@@ -482,6 +486,7 @@ def _sample(row: dict[str, str]) -> Sample:
         jobs=jobs,
         wait_us=_measured(row.get("wait_us", "")),
         service_us=_measured(row.get("service_us", "")),
+        yardstick_us=_measured(row.get("yardstick_us", "")),
         members=tuple(
             Stages(_finite(wait_us), _finite(row[column.replace("wait", "service")]))
             if wait_us
@@ -516,7 +521,7 @@ def _columns(scenario: Scenario) -> Iterator[str]:
     yield from ("run_delay_s", "p95_us", "wait_us", "service_us")
     for number in range(1, scenario.service.told_apart + 1):
         yield from (f"member_{number}_wait_us", f"member_{number}_service_us")
-    yield from ("service_cores", "stolen_s")
+    yield from ("service_cores", "stolen_s", "yardstick_us")
     yield from (f"busy_s_{vcpu}" for vcpu in range(scenario.machine.vcpus))
     for name in scenario.job_names:
         for field in ("state", "cpu_s", "cores", "weight", "threads", "quota"):

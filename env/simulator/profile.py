@@ -9,6 +9,7 @@ from. The physics takes profiles as arrays (numba freezes globals), in the order
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -123,6 +124,8 @@ class Profile(BaseModel):
     :param vms: the VMs of the fit, by group and letter (scans) or day (runs)
     :param background: how background work yielded, if that is known
     :param scatter: how measured p95 scatter around simulated ones, if runs have told
+    :param yardstick_us: CPU time of a fixed piece of work while the jobs were measured [µs]
+        (`deploy.linux.sensors.Yardstick`), if it was measured
     :param hash: SHA-256 of the content; a file whose hash does not match is refused
     """
 
@@ -145,6 +148,7 @@ class Profile(BaseModel):
     vms: dict[str, Vm] = {}
     background: Background | None = None
     scatter: Scatter | None = None
+    yardstick_us: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     hash: str = ""
 
     @model_validator(mode="after")
@@ -232,6 +236,19 @@ class Profile(BaseModel):
         }
         return self.model_copy(update={"service": self.service | changed})
 
+    def at_speed(self, speed: float) -> "Profile":
+        """
+        The profile of the same VM while its host does all work faster or slower.
+
+        :param speed: relative to when it was measured
+        """
+        changed = {
+            "service": _scaled(self.service, "vm_speed", speed),
+            "host": _scaled(self.host, "job_speed", speed),
+            "costs": _scaled(self.costs, "agent_cpu", 1.0 / speed),
+        }
+        return self.model_copy(update=changed)
+
     def _job_columns(self, names: Sequence[str], what: str) -> FloatArray:
         for name in names:
             if name not in self.jobs:
@@ -305,8 +322,17 @@ def content_hash(profile: Profile) -> str:
 
 def _empty(profile: Profile) -> set[str]:
     """Sections that came later than the first profiles, whose hashes they must not change."""
-    late = ("costs", "background", "scatter", "siblings_unknown")
+    late = ("costs", "background", "scatter", "siblings_unknown", "yardstick_us")
     return {name for name in late if not getattr(profile, name)}
+
+
+def _scaled(fields: dict[str, Parameter], name: str, factor: float) -> dict[str, Parameter]:
+    if name not in fields:
+        return fields
+    known = fields[name]
+    low, high = LIMITS.get(name, (0.0, math.inf))
+    value = min(max(known.value * factor, low), high)
+    return fields | {name: known.model_copy(update={"value": value})}
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:

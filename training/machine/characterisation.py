@@ -129,13 +129,25 @@ def characterise(
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
     profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
     profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
-    profile = profile.model_copy(update={"background": background})
+    told = {"background": background, "yardstick_us": yardstick_us(jobs)}
+    profile = profile.model_copy(update=told)
     rule = write_profile(profile, scenario, latency, store.table("capacity"), out)
     derived = load_scenario(out / "scenario.yaml")
     verdicts, profile = rehearse(derived, profile, out)
     measured = replace(measured, verdicts=verdicts)
     lines, summary = write_report(derived, profile, measured, out)
     return [rule, *lines], summary
+
+
+def yardstick_us(jobs: pd.DataFrame) -> float | None:
+    """
+    What a fixed piece of work took while jobs were measured [µs].
+
+    :param jobs: their runs
+    :return: the median; None where no run says so, as in a folder of an older version
+    """
+    known = jobs.get("yardstick_us", pd.Series(dtype=float)).dropna()
+    return float(f"{known.median():.4g}") if len(known) else None
 
 
 def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testbed) -> None:

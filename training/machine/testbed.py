@@ -45,7 +45,7 @@ from deploy.linux.cgroups import (
 )
 from deploy.linux.counters import DescendantCounters
 from deploy.linux.readiness import await_readable
-from deploy.linux.sensors import ThreadClock, VcpuClock
+from deploy.linux.sensors import ThreadClock, VcpuClock, Yardstick
 from deploy.linux.service_process import identify, pin
 from deploy.linux.signals import held
 from deploy.linux.standing import ahead
@@ -165,6 +165,7 @@ class Testbed:
         self._stack = stack
         self._attempts = 0
         self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
+        self._yardstick = Yardstick()
 
     @functools.cached_property
     def containers(self) -> DockerRuntime:
@@ -344,7 +345,8 @@ class Testbed:
         :param neighbour: what runs beside it, and is kept running
         :param weight: its weight
         :return: real_s (NaN if it did not end in time), cpu_s by its control group, cycles and
-            instructions (NaN where nothing counts them), start_s, foreign_cores, disturbed
+            instructions (NaN where nothing counts them), start_s, foreign_cores, disturbed, and
+            yardstick_us, see `Yardstick`
         :raises InputError: if it fails
         """
         runtime = self._runtime_of(job)
@@ -366,7 +368,7 @@ class Testbed:
             before, started_s = self._taken_s(), time.monotonic()
             beside_s = beside_here.group.cpu_s() if beside_here else 0.0
             service_s = self._service.cpu_s()
-            ended = _await_end(instance, limit_s, neighbour)
+            ended = self._await_end(instance, limit_s, neighbour)
             after, ended_s = self._taken_s(), time.monotonic()
             cpu_s = group.cpu_s()
             known_s = cpu_s + self._service.cpu_s() - service_s
@@ -385,6 +387,7 @@ class Testbed:
             "instructions": instructions,
             "start_s": started_s - begun_s,
             "foreign_cores": foreign,
+            "yardstick_us": self._yardstick.read(),
             # One that does not end would not end if it were tried again.
             "disturbed": float(ended and foreign > FOREIGN_LIMIT * len(cores)),
         }
@@ -461,6 +464,27 @@ class Testbed:
             yield group
         finally:
             group.remove()
+
+    def _await_end(self, instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
+        """
+        Wait for a job's end, or for its time to be up.
+
+        Meanwhile what runs beside it is kept running, it is unpinned as in a deployment, and the
+        host's speed is measured.
+        """
+        give_up_s = time.monotonic() + limit_s
+        while (left_s := give_up_s - time.monotonic()) > 0.0:
+            files = [instance.ended, *([neighbour.ended] if neighbour else [])]
+            ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
+            if instance.ended in ready:
+                return True
+            self._yardstick.read()
+            if instance.placement is not None:
+                with contextlib.suppress(OSError):  # it may be gone
+                    instance.placement.unpin()
+            if neighbour and ready:
+                neighbour.keep_going()
+        return False
 
     def _taken_s(self) -> tuple[float, ...]:
         """Seconds that each vCPU was busy with anything, or that the hypervisor took."""
@@ -561,26 +585,6 @@ def require_running(runtime: Runtime, instance: Instance) -> None:
     finally:
         with contextlib.suppress(RuntimeUnavailableError):
             runtime.remove(instance)
-
-
-def _await_end(instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
-    """
-    Wait for a job's end, or for its time to be up.
-
-    Meanwhile what runs beside it is kept running, and it is unpinned as in a deployment.
-    """
-    give_up_s = time.monotonic() + limit_s
-    while (left_s := give_up_s - time.monotonic()) > 0.0:
-        files = [instance.ended, *([neighbour.ended] if neighbour else [])]
-        ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
-        if instance.ended in ready:
-            return True
-        if instance.placement is not None:
-            with contextlib.suppress(OSError):  # it may be gone
-                instance.placement.unpin()
-        if neighbour and ready:
-            neighbour.keep_going()
-    return False
 
 
 def sleep_until(moment_s: float) -> None:

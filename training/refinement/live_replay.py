@@ -3,7 +3,8 @@ A run on a real machine, played in the simulator with the decisions that were ta
 
 The kernel's own functions play it (`training.calibration.replay`), in the two ways of that module:
 *open*, for the jobs' times, their CPU time and p95, and *closed*, for the makespan. What the
-hypervisor took is taken there, too: like the load, it is no doing of those who decided.
+hypervisor took is taken there, too, and the host is as fast as it was: like the load, neither is
+the doing of those who decided.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class LiveReplay:
         """
         Play it.
 
-        :param profile: the parameters
+        :param profile: the parameters, as they were measured
         :param closed: whether the makespan is asked for, which takes a second replay
         """
+        profile = profile.at_speed(self.run.host_speed(profile))
         host, run_s, p95_us = self._play(profile, self._open, False)
         makespan_s, own = None, slice(len(run_s))
         if closed:

@@ -28,6 +28,7 @@ from env.allocation import JobState, mask_of
 from env.codes import BACKGROUND, NORMAL
 from env.errors import InputError
 from env.scenario import Scenario
+from env.simulator.profile import Profile
 from training.calibration.logs.traces import JobTrace, RunTrace
 from training.calibration.replay import EVENT, FAIL, QUOTA, STOLEN, WEIGHT
 from training.evaluation.live_recording import recording_of
@@ -41,6 +42,9 @@ LONGEST_STEAL_S = 0.02
 
 LONGEST_GAP_S = 5.0
 """Of two samples that tell what was stolen in between; there is one a second while a loop runs."""
+
+HOST_SPEEDS = (0.2, 5.0)
+"""Relative to when a profile was measured; beyond that another machine must have measured it."""
 
 MOST_STOLEN = 0.95  # of the time between two samples, or the next piece would begin in this one
 
@@ -105,6 +109,20 @@ class LiveRun:
         first, last = self.samples[0], self.samples[-1]
         length_s = max(1e-3, last.time_s - first.time_s)
         return (last.stolen_s - first.stolen_s) / (length_s * self.scenario.machine.vcpus)
+
+    def host_speed(self, profile: Profile) -> float:
+        """
+        How fast the host was while jobs ran, relative to when the profile was measured.
+
+        :param profile: of this machine
+        :return: 1 where the records or the profile do not tell
+        """
+        first_s, last_s = self.window_s
+        inside = (one.yardstick_us for one in self.samples if first_s <= one.time_s <= last_s)
+        if profile.yardstick_us is None or not (known := [us for us in inside if us]):
+            return 1.0
+        low, high = HOST_SPEEDS
+        return min(max(profile.yardstick_us / float(np.median(known)), low), high)
 
     def ended(self, name: str) -> bool:
         """

@@ -3,9 +3,9 @@ What the scenario's profile makes of a run on a real machine, beside what was me
 
     python -m training.refinement.predict_run report
 
-Twice under the load, and without the time of the vCPUs that was stolen, as it really was: with the
-decisions that were really taken (`training.refinement.live_replay`), and with the policy free. A
-process of its own, because the live agent goes without the simulator's compiler;
+Twice under the load, without the time of the vCPUs that was stolen, and on a host as fast as it
+really was: with the decisions that were really taken (`training.refinement.live_replay`), and with
+the policy free. A process of its own, because the live agent goes without the simulator's compiler;
 `deploy.records.predicted` starts it and shows what it finds.
 """
 
@@ -55,6 +55,9 @@ MOSTLY = 0.5
 SAMPLES = 20
 """How many moments of an interval tell."""
 
+DRIFTED = 0.05
+"""How much faster or slower a host must be for a word; a run's median is known to about that."""
+
 NOTICED = 0.02
 """Share of all vCPUs' time that others take and that is worth a word."""
 
@@ -78,6 +81,11 @@ def prediction_of(run: LiveRun, profile: Profile, source: PolicySource | None) -
     if run.stolen > NOTICED:
         remarks.append(
             f"the hypervisor took {run.stolen:.0%} of the vCPUs' time, in what is predicted, too"
+        )
+    if abs((speed := run.host_speed(profile)) - 1.0) > DRIFTED:
+        remarks.append(
+            f"the host was {speed:.2f} times as fast as when the profile was measured, in what is "
+            "predicted, too"
         )
     if (used := foreign_vcpus(run, profile)) > NOTICED * run.scenario.machine.vcpus:
         remarks.append(
@@ -179,7 +187,10 @@ def foreign_vcpus(run: LiveRun, profile: Profile) -> float:
         return 0.0
     service, busy = run.use
     jobs_s = sum(used.cpu_s - inside[0].jobs[name].cpu_s for name, used in inside[-1].jobs.items())
-    costs, load = profile.costs, run.trace.qps / profile.service["core_capacity_qps"].value
+    profile = profile.at_speed(run.host_speed(profile))
+    costs, service_fields = profile.costs, profile.service
+    full_qps = service_fields["core_capacity_qps"].value * service_fields["vm_speed"].value
+    load = run.trace.qps / full_qps
     client = 0.0
     if "client_cpu" in costs:
         client = float(np.mean(costs["client_cpu"].value * load ** costs["client_exponent"].value))
@@ -200,7 +211,7 @@ def free_figures(run: LiveRun, profile: Profile, source: PolicySource | None) ->
     """
     policy = policy_of(source)
     policy.reset(run.scenario)
-    machine = _UnderLoad(run, profile)
+    machine = _UnderLoad(run, profile.at_speed(run.host_speed(profile)))
     found = []
     for draw in range(DRAWS):
         recorder = TimelineRecorder(run.scenario)

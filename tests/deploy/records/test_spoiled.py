@@ -62,7 +62,9 @@ def test_a_run_of_days_is_gone_through_once() -> None:
     assert shares[:-1] == pytest.approx([0.01] * 19_999)
 
 
-def test_what_the_kernel_says_was_stolen_is_sampled(tmp_path: Path, scenario: Scenario) -> None:
+def test_what_was_stolen_and_the_hosts_speed_are_sampled(
+    tmp_path: Path, scenario: Scenario
+) -> None:
     clock = StolenClock(scenario.machine.vcpus)
     before_s = sum(clock.read())
     recorder = Recorder(tmp_path, scenario, time.monotonic())
@@ -74,6 +76,7 @@ def test_what_the_kernel_says_was_stolen_is_sampled(tmp_path: Path, scenario: Sc
     recorder.close()
     (found,) = read_samples(tmp_path)
     assert before_s - 0.01 <= found.stolen_s <= sum(clock.read()) + 0.01
+    assert found.yardstick_us is not None and found.yardstick_us > 0.0
     clock.close()
 
 

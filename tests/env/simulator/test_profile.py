@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
-from env.physics.parameters import HOST_FIELDS, INTERRUPTION, JOB_FIELDS
-from env.physics.service import SERVICE_FIELDS
-from env.scenario import PROFILE_FOLDER, profile_names
+from env.physics.parameters import AGENT_CPU, HOST_FIELDS, INTERRUPTION, JOB_FIELDS, JOB_SPEED
+from env.physics.service import SERVICE_FIELDS, VM_SPEED
+from env.scenario import PROFILE_FOLDER, profile_names, profile_path
 from env.simulator.profile import (
     Background,
     Parameter,
@@ -163,3 +163,29 @@ def test_a_vm_of_the_fit_has_its_own_speed_and_idle_latency():
     assert factors == pytest.approx(expected)
     with pytest.raises(ValueError, match="no VM 'x'; known: "):
         profile.on_vm("x")
+
+
+def test_a_host_that_is_slower_does_all_work_slower():
+    profile = load_profile("local")
+    loop = Parameter(value=0.1, spread=0.2, unit="vCPU", source="test")
+    profile = profile.model_copy(update={"costs": profile.costs | {"agent_cpu": loop}})
+    slow = profile.at_speed(0.5)
+    for array, field, factor in (
+        ("service_array", VM_SPEED, 0.5),
+        ("host_array", JOB_SPEED, 0.5),
+        ("cost_array", AGENT_CPU, 2.0),
+    ):
+        before, after = getattr(profile, array)(), getattr(slow, array)()
+        assert after[field] == pytest.approx(factor * before[field])
+        assert np.array_equal(np.delete(after, field), np.delete(before, field))
+    assert profile.at_speed(1.0) == profile
+    assert profile.at_speed(1e-6).costs["agent_cpu"].value == 1.0  # a loop takes a vCPU at most
+
+
+def test_what_a_piece_of_work_took_is_kept_and_may_be_left_out(tmp_path):
+    profile = load_profile("local")
+    assert profile.yardstick_us is None and "yardstick_us" not in profile_path("local").read_text()
+    told = profile.model_copy(update={"yardstick_us": 130.0})
+    save_profile(told, tmp_path / "told.yaml")
+    assert load_profile(tmp_path / "told.yaml").yardstick_us == 130.0
+    assert content_hash(told) != content_hash(profile)

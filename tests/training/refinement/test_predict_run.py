@@ -23,13 +23,13 @@ from deploy.records.predicted import (
 from env.allocation import Allocation
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
-from env.simulator.profile import load_profile
+from env.simulator.profile import load_profile, save_profile
 from tests.training.refinement.recorded import RUN, in_the_present_form
 from training.evaluation.episodes import EpisodeStart, run_episode
 from training.refinement import predict_run
 from training.refinement.kernels import compile_kernels
 from training.refinement.live_replay import LiveReplay, room_of
-from training.refinement.live_run import LiveRun, read_live_run
+from training.refinement.live_run import HOST_SPEEDS, LiveRun, read_live_run
 
 
 @pytest.fixture
@@ -247,3 +247,44 @@ def test_what_was_stolen_is_stolen_in_both_predictions(folder: Path, run: LiveRu
     )
     # A fifth less time, and what memcached then catches up with.
     assert (slower_s > ran_s).all() and 1.1 < slower_s.sum() / ran_s.sum() < 2.0
+
+
+def add_yardstick(folder: Path, profile: Path, measured_us: float, then_us: float) -> None:
+    """Have all samples say what a piece of work took, and the profile what it took before."""
+    path = folder / "samples.csv"
+    heading, *rows = path.read_text().splitlines()
+    told = [f"{heading},yardstick_us", *(f"{row},{measured_us:.1f}" for row in rows)]
+    path.write_text("\n".join(told) + "\n")
+    save_profile(
+        load_profile("local").model_copy(update={"yardstick_us": then_us, "hash": ""}), profile
+    )
+    path = folder / "scenario.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"profile": str(profile)}))
+
+
+def test_a_host_that_was_slower_is_slower_in_both_predictions(folder: Path, tmp_path: Path) -> None:
+    note_policy(folder, "stats-poll-packed")  # a checkpoint is for the profile that it knows
+    before = predicted(folder)
+    add_yardstick(folder, tmp_path / "profile.yaml", 125.0, 100.0)
+    after = predicted(folder)
+    assert any("the host was 0.80 times as fast" in remark for remark in after.remarks)
+    for calm, slow in ((before.replayed, after.replayed), (before.free, after.free)):
+        assert calm is not None and slow is not None
+        assert calm.makespan_s and slow.makespan_s and slow.makespan_s > 1.05 * calm.makespan_s
+    change_column(folder, "busy_s_1", lambda time_s, busy_s: busy_s + 0.5 * time_s)
+    slower, profile = read_live_run(folder), load_profile(tmp_path / "profile.yaml")
+    assert slower.host_speed(profile) == pytest.approx(0.8)
+    # Its load generator took more of it, so others took less.
+    foreign = [predict_run.foreign_vcpus(slower, one) for one in (profile, load_profile("local"))]
+    assert 0.0 < foreign[0] < foreign[1]
+
+
+def test_where_nobody_has_measured_it_a_host_is_as_fast_as_before(
+    folder: Path, tmp_path: Path, run: LiveRun
+) -> None:
+    told = load_profile("local").model_copy(update={"yardstick_us": 100.0})
+    assert run.host_speed(told) == 1.0
+    add_yardstick(folder, tmp_path / "profile.yaml", 1e5, 100.0)
+    other = read_live_run(folder)
+    assert other.host_speed(load_profile("local")) == 1.0
+    assert other.host_speed(told) == HOST_SPEEDS[0]  # no host is a thousand times slower

@@ -1,0 +1,27 @@
+"""How fast the host is, by a piece of work that is always the same."""
+
+import itertools
+import math
+import time
+
+import pytest
+
+from deploy.linux.sensors import MEASURED_EVERY_S, Yardstick
+
+
+def test_the_work_is_timed_by_the_callers_own_cpu_time() -> None:
+    begun_ns = time.thread_time_ns()
+    us = Yardstick().read()
+    assert 0.0 < us < 1e-3 * (time.thread_time_ns() - begun_ns)
+
+
+def test_it_is_done_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    yardstick, now_s = Yardstick(), 5.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    ticks = itertools.count(0, 130_000)
+    monkeypatch.setattr(time, "thread_time_ns", lambda: next(ticks) ** 2)
+    first = yardstick.read()
+    now_s += 0.9 * MEASURED_EVERY_S
+    assert yardstick.read() == first
+    now_s += 0.2 * MEASURED_EVERY_S
+    assert yardstick.read() > first and math.isfinite(first)
