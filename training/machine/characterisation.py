@@ -21,6 +21,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import harmonic_mean
 
 import pandas as pd
 from rich import box
@@ -144,10 +145,10 @@ def yardstick_us(jobs: pd.DataFrame) -> float | None:
     What a fixed piece of work took while jobs were measured [µs].
 
     :param jobs: their runs
-    :return: the median; None where no run says so, as in a folder of an older version
+    :return: by the mean of the speeds; None where no run says so, as in an older version's folder
     """
     known = jobs.get("yardstick_us", pd.Series(dtype=float)).dropna()
-    return float(f"{known.median():.4g}") if len(known) else None
+    return float(f"{harmonic_mean(known):.4g}") if len(known) else None
 
 
 def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testbed) -> None:

@@ -122,7 +122,8 @@ class LiveRun:
         if profile.yardstick_us is None or not (known := [us for us in inside if us]):
             return 1.0
         low, high = HOST_SPEEDS
-        return min(max(profile.yardstick_us / float(np.median(known)), low), high)
+        # What is done in a run goes with the mean of the speeds, not with that of the times.
+        return min(max(profile.yardstick_us * float(np.mean(1.0 / np.array(known))), low), high)
 
     def ended(self, name: str) -> bool:
         """

@@ -56,7 +56,7 @@ SAMPLES = 20
 """How many moments of an interval tell."""
 
 DRIFTED = 0.05
-"""How much faster or slower a host must be for a word; a run's median is known to about that."""
+"""How much faster or slower a host must be for a word; its mean in a run is known to about that."""
 
 NOTICED = 0.02
 """Share of all vCPUs' time that others take and that is worth a word."""
