@@ -25,7 +25,7 @@ from tests.training.machine.conftest import CONTENT
 from training.analysis.queueing import SATURATED
 from training.machine import actuation
 from training.machine import testbed as testbed_module
-from training.machine.characterisation import machine_name, main
+from training.machine.characterisation import machine_name, main, yardstick_us
 from training.machine.experiment import Factor
 from training.machine.fit_machine import ROOM, fit_machine, write_profile
 from training.machine.machine_report import Measured, write_report
@@ -179,6 +179,11 @@ def test_a_sampled_job_takes_about_as_long_as_the_whole(measured: Path, scenario
     with open_testbed(measured / "work", despite_load=True) as testbed:
         whole = testbed.time_job(scenario.jobs[0], 1, (0,))
     assert one["cpu_s"] == pytest.approx(whole["cpu_s"], rel=0.3)
+    # How fast the host was is known of every run, and of all of them together.
+    told = yardstick_us(jobs)
+    low, high = jobs["yardstick_us"].min(), jobs["yardstick_us"].max()
+    assert told is not None and 0.99 * low <= told <= 1.01 * high
+    assert yardstick_us(jobs.drop(columns="yardstick_us")) is None
 
 
 @live

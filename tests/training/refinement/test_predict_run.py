@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -249,11 +250,12 @@ def test_what_was_stolen_is_stolen_in_both_predictions(folder: Path, run: LiveRu
     assert (slower_s > ran_s).all() and 1.1 < slower_s.sum() / ran_s.sum() < 2.0
 
 
-def add_yardstick(folder: Path, profile: Path, measured_us: float, then_us: float) -> None:
-    """Have all samples say what a piece of work took, and the profile what it took before."""
+def add_yardstick(folder: Path, profile: Path, measured_us: list[float], then_us: float) -> None:
+    """Have samples say in turn what a piece of work took, and the profile what it took before."""
     path = folder / "samples.csv"
     heading, *rows = path.read_text().splitlines()
-    told = [f"{heading},yardstick_us", *(f"{row},{measured_us:.1f}" for row in rows)]
+    in_turn = itertools.cycle(measured_us)
+    told = [f"{heading},yardstick_us", *(f"{row},{next(in_turn):.1f}" for row in rows)]
     path.write_text("\n".join(told) + "\n")
     save_profile(
         load_profile("local").model_copy(update={"yardstick_us": then_us, "hash": ""}), profile
@@ -265,7 +267,7 @@ def add_yardstick(folder: Path, profile: Path, measured_us: float, then_us: floa
 def test_a_host_that_was_slower_is_slower_in_both_predictions(folder: Path, tmp_path: Path) -> None:
     note_policy(folder, "stats-poll-packed")  # a checkpoint is for the profile that it knows
     before = predicted(folder)
-    add_yardstick(folder, tmp_path / "profile.yaml", 125.0, 100.0)
+    add_yardstick(folder, tmp_path / "profile.yaml", [125.0], 100.0)
     after = predicted(folder)
     assert any("the host was 0.80 times as fast" in remark for remark in after.remarks)
     for calm, slow in ((before.replayed, after.replayed), (before.free, after.free)):
@@ -279,12 +281,19 @@ def test_a_host_that_was_slower_is_slower_in_both_predictions(folder: Path, tmp_
     assert 0.0 < foreign[0] < foreign[1]
 
 
+def test_a_hosts_speed_is_the_mean_of_its_speeds(folder: Path, tmp_path: Path) -> None:
+    # Of two states that it is in as often, a median would tell one.
+    add_yardstick(folder, tmp_path / "profile.yaml", [100.0, 200.0], 100.0)
+    speed = read_live_run(folder).host_speed(load_profile(tmp_path / "profile.yaml"))
+    assert speed == pytest.approx(0.75, abs=0.01)
+
+
 def test_where_nobody_has_measured_it_a_host_is_as_fast_as_before(
     folder: Path, tmp_path: Path, run: LiveRun
 ) -> None:
     told = load_profile("local").model_copy(update={"yardstick_us": 100.0})
     assert run.host_speed(told) == 1.0
-    add_yardstick(folder, tmp_path / "profile.yaml", 1e5, 100.0)
+    add_yardstick(folder, tmp_path / "profile.yaml", [1e5], 100.0)
     other = read_live_run(folder)
     assert other.host_speed(load_profile("local")) == 1.0
     assert other.host_speed(told) == HOST_SPEEDS[0]  # no host is a thousand times slower
