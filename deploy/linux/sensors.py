@@ -53,11 +53,11 @@ LONGEST_WINDOW_S = 1.0
 STEADY_S = 1.0
 """Counters that fall again within this time are not believed until they have not for as long."""
 
-MEASURED_EVERY_S = 1.0
-"""How often the host's speed is measured at most: it drifts within seconds."""
+MEASURED_EVERY_S = 0.9
+"""How often the host's speed is measured at most; a little less than samples are apart."""
 
 LOOPS, LOOP_TURNS = 4, 250
-"""How often it is then measured, by so many turns of a loop; all of them take 0.1 ms."""
+"""Passes of a measurement, and the turns of the loop in each; all of them take 0.1 ms."""
 
 MOST_NEWS = 16
 """Lines that are kept for somebody to write down."""

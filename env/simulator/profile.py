@@ -246,6 +246,7 @@ class Profile(BaseModel):
             "service": _scaled(self.service, "vm_speed", speed),
             "host": _scaled(self.host, "job_speed", speed),
             "costs": _scaled(self.costs, "agent_cpu", 1.0 / speed),
+            "yardstick_us": self.yardstick_us and self.yardstick_us / speed,
         }
         return self.model_copy(update=changed)
 

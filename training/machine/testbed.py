@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import add
 from pathlib import Path, PurePosixPath
+from statistics import harmonic_mean
 
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
@@ -368,7 +369,7 @@ class Testbed:
             before, started_s = self._taken_s(), time.monotonic()
             beside_s = beside_here.group.cpu_s() if beside_here else 0.0
             service_s = self._service.cpu_s()
-            ended = self._await_end(instance, limit_s, neighbour)
+            ended, yardsticks_us = self._await_end(instance, limit_s, neighbour)
             after, ended_s = self._taken_s(), time.monotonic()
             cpu_s = group.cpu_s()
             known_s = cpu_s + self._service.cpu_s() - service_s
@@ -387,7 +388,7 @@ class Testbed:
             "instructions": instructions,
             "start_s": started_s - begun_s,
             "foreign_cores": foreign,
-            "yardstick_us": self._yardstick.read(),
+            "yardstick_us": harmonic_mean(yardsticks_us),
             # One that does not end would not end if it were tried again.
             "disturbed": float(ended and foreign > FOREIGN_LIMIT * len(cores)),
         }
@@ -465,26 +466,28 @@ class Testbed:
         finally:
             group.remove()
 
-    def _await_end(self, instance: Instance, limit_s: float, neighbour: Neighbour | None) -> bool:
+    def _await_end(
+        self, instance: Instance, limit_s: float, neighbour: Neighbour | None
+    ) -> tuple[bool, list[float]]:
         """
-        Wait for a job's end, or for its time to be up.
+        Wait for a job's end, or its time to be up; whether it ended, and yardsticks meanwhile [µs].
 
-        Meanwhile what runs beside it is kept running, it is unpinned as in a deployment, and the
-        host's speed is measured.
+        What runs beside it is kept running, and it is unpinned as in a deployment.
         """
+        seen_us = [self._yardstick.read()]
         give_up_s = time.monotonic() + limit_s
         while (left_s := give_up_s - time.monotonic()) > 0.0:
             files = [instance.ended, *([neighbour.ended] if neighbour else [])]
             ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
             if instance.ended in ready:
-                return True
-            self._yardstick.read()
+                return True, seen_us
+            seen_us.append(self._yardstick.read())
             if instance.placement is not None:
                 with contextlib.suppress(OSError):  # it may be gone
                     instance.placement.unpin()
             if neighbour and ready:
                 neighbour.keep_going()
-        return False
+        return False, seen_us
 
     def _taken_s(self) -> tuple[float, ...]:
         """Seconds that each vCPU was busy with anything, or that the hypervisor took."""

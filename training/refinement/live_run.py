@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ LONGEST_GAP_S = 5.0
 """Of two samples that tell what was stolen in between; there is one a second while a loop runs."""
 
 HOST_SPEEDS = (0.2, 5.0)
-"""Relative to when a profile was measured; beyond that another machine must have measured it."""
+"""Relative to when a profile was measured; what records say beyond that is taken to be as much."""
 
 MOST_STOLEN = 0.95  # of the time between two samples, or the next piece would begin in this one
 
@@ -91,10 +92,7 @@ class LiveRun:
     @property
     def use(self) -> tuple[float, list[float]]:
         """Mean CPU use of memcached, and busy share of each vCPU, while jobs ran [vCPUs]."""
-        first_s, last_s = self.window_s
-        inside = [one for one in self.samples if first_s <= one.time_s <= last_s]
-        if len(inside) < 2:
-            inside = self.samples[-2:] if len(self.samples) > 1 else self.samples * 2
+        inside = self._inside
         times_s = np.array([one.time_s for one in inside])
         lasted_s = max(1e-3, times_s[-1] - times_s[0])
         cpu = np.array([one.cpu_cores for one in inside])
@@ -114,16 +112,38 @@ class LiveRun:
         """
         How fast the host was while jobs ran, relative to when the profile was measured.
 
+        What is done in a run goes with the mean of the speeds, not with that of the times.
+
         :param profile: of this machine
         :return: 1 where the records or the profile do not tell
         """
-        first_s, last_s = self.window_s
-        inside = (one.yardstick_us for one in self.samples if first_s <= one.time_s <= last_s)
-        if profile.yardstick_us is None or not (known := [us for us in inside if us]):
+        took_us, for_s = self._yardsticks
+        if profile.yardstick_us is None or not len(took_us):
             return 1.0
         low, high = HOST_SPEEDS
-        # What is done in a run goes with the mean of the speeds, not with that of the times.
-        return min(max(profile.yardstick_us * float(np.mean(1.0 / np.array(known))), low), high)
+        known_us = np.clip(took_us, profile.yardstick_us / high, profile.yardstick_us / low)
+        return float(np.average(profile.yardstick_us / known_us, weights=for_s))
+
+    @functools.cached_property
+    def _yardsticks(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """What samples say that a fixed piece of work took [µs], and for how long it did [s]."""
+        told = [
+            (one.time_s, one.yardstick_us)
+            for one in self._inside
+            if one.yardstick_us is not None and one.yardstick_us > 0.0
+        ]
+        times_s, took_us = np.array(told).reshape(-1, 2).T
+        for_s = np.clip(np.diff(times_s, prepend=times_s[:1] - 1.0), 1e-3, LONGEST_GAP_S)
+        return took_us, for_s
+
+    @functools.cached_property
+    def _inside(self) -> list[Sample]:
+        """The samples while jobs ran, two at least."""
+        first_s, last_s = self.window_s
+        inside = [one for one in self.samples if first_s <= one.time_s <= last_s]
+        if len(inside) < 2:
+            inside = self.samples[-2:] if len(self.samples) > 1 else self.samples * 2
+        return inside
 
     def ended(self, name: str) -> bool:
         """

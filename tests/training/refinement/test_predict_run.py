@@ -264,7 +264,9 @@ def add_yardstick(folder: Path, profile: Path, measured_us: list[float], then_us
     path.write_text(json.dumps(json.loads(path.read_text()) | {"profile": str(profile)}))
 
 
-def test_a_host_that_was_slower_is_slower_in_both_predictions(folder: Path, tmp_path: Path) -> None:
+def test_a_host_that_was_slower_is_slower_in_both_predictions(
+    folder: Path, tmp_path: Path, run: LiveRun
+) -> None:
     note_policy(folder, "stats-poll-packed")  # a checkpoint is for the profile that it knows
     before = predicted(folder)
     add_yardstick(folder, tmp_path / "profile.yaml", [125.0], 100.0)
@@ -276,8 +278,12 @@ def test_a_host_that_was_slower_is_slower_in_both_predictions(folder: Path, tmp_
     change_column(folder, "busy_s_1", lambda time_s, busy_s: busy_s + 0.5 * time_s)
     slower, profile = read_live_run(folder), load_profile(tmp_path / "profile.yaml")
     assert slower.host_speed(profile) == pytest.approx(0.8)
+    plain = load_profile("local")
+    told, meant = LiveReplay(slower).play(profile), LiveReplay(run).play(plain.at_speed(0.8))
+    assert told.makespan_s == pytest.approx(meant.makespan_s, rel=1e-6)
+    assert slower.host_speed(profile.at_speed(0.8)) == pytest.approx(1.0)  # never twice
     # Its load generator took more of it, so others took less.
-    foreign = [predict_run.foreign_vcpus(slower, one) for one in (profile, load_profile("local"))]
+    foreign = [predict_run.foreign_vcpus(slower, one) for one in (profile, plain)]
     assert 0.0 < foreign[0] < foreign[1]
 
 
@@ -296,4 +302,16 @@ def test_where_nobody_has_measured_it_a_host_is_as_fast_as_before(
     add_yardstick(folder, tmp_path / "profile.yaml", [1e5], 100.0)
     other = read_live_run(folder)
     assert other.host_speed(load_profile("local")) == 1.0
-    assert other.host_speed(told) == HOST_SPEEDS[0]  # no host is a thousand times slower
+    assert other.host_speed(told) == pytest.approx(HOST_SPEEDS[0])  # no host is 1000 times slower
+
+
+@pytest.mark.parametrize("us", ["5e-324", "-5e-324", "-1.0", "1e308", "0.0"])
+def test_a_reading_that_no_loop_can_have_decides_nothing(
+    folder: Path, tmp_path: Path, us: str
+) -> None:
+    add_yardstick(folder, tmp_path / "profile.yaml", [100.0], 100.0)
+    lines = (folder / "samples.csv").read_text().splitlines()
+    lines[20] = f"{lines[20].rpartition(',')[0]},{us}"
+    (folder / "samples.csv").write_text("\n".join(lines) + "\n")
+    speed = read_live_run(folder).host_speed(load_profile(tmp_path / "profile.yaml"))
+    assert speed == pytest.approx(1.0, abs=0.25)
