@@ -229,12 +229,8 @@ class Profile(BaseModel):
         if name not in self.vms:
             raise ValueError(f"profile {self.name}: no VM {name!r}; known: {', '.join(self.vms)}")
         vm = self.vms[name]
-        speed, idle = self.service["vm_speed"], self.service["idle_us"]
-        changed = {
-            "vm_speed": speed.model_copy(update={"value": speed.value * vm.speed}),
-            "idle_us": idle.model_copy(update={"value": idle.value * vm.idle}),
-        }
-        return self.model_copy(update={"service": self.service | changed})
+        service = _scaled(self.service, "vm_speed", vm.speed)
+        return self.model_copy(update={"service": _scaled(service, "idle_us", vm.idle)})
 
     def at_speed(self, speed: float) -> "Profile":
         """
@@ -327,13 +323,23 @@ def _empty(profile: Profile) -> set[str]:
     return {name for name in late if not getattr(profile, name)}
 
 
+def within_limits(name: str, value: float) -> float:
+    """
+    The value of a parameter, or the nearest one that it may have.
+
+    :param name: of the parameter
+    :param value: in its unit
+    """
+    low, high = LIMITS.get(name, (0.0, math.inf))
+    return min(max(value, low), high)
+
+
 def _scaled(fields: dict[str, Parameter], name: str, factor: float) -> dict[str, Parameter]:
+    """A section in which one parameter, if it has that, is so many times as large."""
     if name not in fields:
         return fields
-    known = fields[name]
-    low, high = LIMITS.get(name, (0.0, math.inf))
-    value = min(max(known.value * factor, low), high)
-    return fields | {name: known.model_copy(update={"value": value})}
+    value = within_limits(name, fields[name].value * factor)
+    return fields | {name: fields[name].model_copy(update={"value": value})}
 
 
 def _column(fields: Mapping[str, Parameter], order: Sequence[str], what: str) -> FloatArray:

@@ -470,9 +470,9 @@ class Testbed:
         self, instance: Instance, limit_s: float, neighbour: Neighbour | None
     ) -> tuple[bool, list[float]]:
         """
-        Wait for a job's end, or its time to be up; whether it ended, and yardsticks meanwhile [µs].
+        Wait for a job's end or its limit; unpin it as deployments do, and keep its company going.
 
-        What runs beside it is kept running, and it is unpinned as in a deployment.
+        :return: whether it has ended, and what the yardstick read meanwhile [µs]
         """
         seen_us = [self._yardstick.read()]
         give_up_s = time.monotonic() + limit_s

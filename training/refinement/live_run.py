@@ -42,12 +42,12 @@ LONGEST_STEAL_S = 0.02
 """Samples tell how much was stolen, not in how many pieces; in busy times this was seen."""
 
 LONGEST_GAP_S = 5.0
-"""Of two samples that tell what was stolen in between; there is one a second while a loop runs."""
+"""Of two samples that tell of the time in between; there is one a second while a loop runs."""
+
+MOST_STOLEN = 0.95  # of the time between two samples, or the next piece would begin in this one
 
 HOST_SPEEDS = (0.2, 5.0)
 """Relative to when a profile was measured; what records say beyond that is taken to be as much."""
-
-MOST_STOLEN = 0.95  # of the time between two samples, or the next piece would begin in this one
 
 
 @dataclass(frozen=True)

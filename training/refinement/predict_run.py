@@ -188,9 +188,10 @@ def foreign_vcpus(run: LiveRun, profile: Profile) -> float:
     service, busy = run.use
     jobs_s = sum(used.cpu_s - inside[0].jobs[name].cpu_s for name, used in inside[-1].jobs.items())
     profile = profile.at_speed(run.host_speed(profile))
-    costs, service_fields = profile.costs, profile.service
-    full_qps = service_fields["core_capacity_qps"].value * service_fields["vm_speed"].value
-    load = run.trace.qps / full_qps
+    costs = profile.costs
+    load = run.trace.qps / math.prod(
+        profile.service[name].value for name in ("core_capacity_qps", "vm_speed")
+    )
     client = 0.0
     if "client_cpu" in costs:
         client = float(np.mean(costs["client_cpu"].value * load ** costs["client_exponent"].value))

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from env.simulator.profile import LIMITS, Parameter, Profile
+from env.simulator.profile import Parameter, Profile, within_limits
 from training.refinement.live_replay import LiveReplay, Replayed
 
 FloatArray = npt.NDArray[np.float64]
@@ -170,8 +170,7 @@ def moved_to(profile: Profile, learned: Sequence[Learned], z: FloatArray) -> Pro
 
 
 def _within(one: Learned, far: float) -> float:
-    low, high = LIMITS.get(one.name, (0.0, math.inf))
-    return min(max(one.value * math.exp(one.spread * far), low), high)
+    return within_limits(one.name, one.value * math.exp(one.spread * far))
 
 
 def _replaced(
