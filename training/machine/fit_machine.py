@@ -25,7 +25,7 @@ higher as theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +48,7 @@ from training.calibration.priors import FREE, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
 from training.calibration.year_profile import HOST_KNOWN
-from training.machine.job_traits import HERE, NARROWED, as_prior, job_traits
+from training.machine.job_traits import HERE, NARROWED, as_prior, job_traits, left_by_load
 from training.machine.pressure import BACKGROUND, EQUAL
 from training.machine.samples import SERVED
 from training.statistics import significant
@@ -106,8 +106,10 @@ def fit_machine(
         subset=["p95_us"]
     )
     service, error = _service(scenario, points)
-    costs = _costs(points, service["core_capacity_qps"].value)
-    client = _client_while_served({name: known.value for name, known in costs.items()})
+    costs = _costs(points, left_by_load(jobs), service["core_capacity_qps"].value)
+    client = 0.0  # what load and probe took of a vCPU while jobs were measured beside them
+    if "client_cpu" in costs:
+        client = costs["client_cpu"].value * SERVED ** costs["client_exponent"].value
     return Profile(
         name=scenario.name,
         description=f"measured on {machine}",
@@ -296,11 +298,15 @@ def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
     return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
 
 
-def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
+def _costs(points: pd.DataFrame, left: float, capacity_qps: float) -> dict[str, Parameter]:
     """
     CPU time of requests by the load, in powers of it: batches grow with the load and cost less.
 
+    The load and its probe cost most alone: they wake an idle vCPU thousands of times a second, and
+    what that costs a VM is charged to them. What they take beside a job is what it does not get.
+
     :param points: of memcached, with what it and the load generator used
+    :param left: see `left_by_load`
     :param capacity_qps: of one vCPU
     """
     one = points[
@@ -317,24 +323,19 @@ def _costs(points: pd.DataFrame, capacity_qps: float) -> dict[str, Parameter]:
     costs = {"service_exponent": _power(float(part @ used / (part @ part)))}
     if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
         exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
-        most = Parameter(
-            value=significant(min(math.exp(full), 1.0)), spread=COST_SD, unit="vCPU", source=HERE
-        )
+        power = _power(float(exponent))
+        alone = math.exp(full) * SERVED**power.value
+        beside = (1.0 - left) / alone if math.isfinite(left) else 1.0
+        most = significant(min(beside * math.exp(full), 1.0))
+        client = Parameter(value=most, spread=COST_SD, unit="vCPU", source=HERE)
         agent = Parameter(
-            value=significant(LOOP_VCPUS + float(one["probe_cores"].median())),
+            value=significant(LOOP_VCPUS + beside * float(one["probe_cores"].median())),
             spread=COST_SD,
             unit="vCPU",
             source=f"{HERE}: a probe; the loop: benchmarks.live",
         )
-        power = _power(float(exponent))
-        costs |= {"client_cpu": most, "client_exponent": power, "agent_cpu": agent}
+        costs |= {"client_cpu": client, "client_exponent": power, "agent_cpu": agent}
     return costs
-
-
-def _client_while_served(costs: Mapping[str, float]) -> float:
-    """What load generator and probe take of a vCPU of the scenario's while jobs are measured."""
-    generator = costs.get("client_cpu", 0.0) * SERVED ** costs.get("client_exponent", 1.0)
-    return generator + costs.get("agent_cpu", LOOP_VCPUS) - LOOP_VCPUS
 
 
 def _power(value: float) -> Parameter:

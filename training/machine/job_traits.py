@@ -42,6 +42,7 @@ JOB_SD = 0.03  # of ln(time) of one run of a job
 CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
 MET_SD = 0.1  # of what a job cost beside the load generator over what it cost beside memcached
 TRAIT_SD = 0.3  # of ln(interruption): loads and company differ from what was measured
+BUSY = 0.9  # of a vCPU: a job that gets so much alone takes all that it is left
 LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
 FIELDS = ("sensitivity", "pressure")
 
@@ -186,6 +187,20 @@ def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, 
     width = math.hypot(TRAIT_SD, 1.0 / math.hypot(value / sd, 1.0 / prior.sd))
     source = f"{HERE}, {loaded / served:.2f} times as much beside the load generator as memcached"
     return value, min(width, prior.sd), "1", source
+
+
+def left_by_load(jobs: pd.DataFrame) -> float:
+    """
+    What the load generator and its probe leave of their vCPU to a job that never rests.
+
+    :param jobs: runs of jobs; those that hardly wait when they are alone tell
+    :return: a median [vCPU]; NaN where none was measured
+    """
+    runs = jobs.assign(got=jobs["cpu_s"] / (jobs["real_s"] - jobs["overhead_s"]))
+    fewest = runs["threads"] == runs.groupby("job")["threads"].transform("min")
+    alone = runs[fewest & (runs["beside"] == ALONE)].groupby("job")["got"].median()
+    tell = runs["job"].isin(alone.index[alone > BUSY]) & (runs["beside"] == LOADED)
+    return float(runs.loc[tell, "got"].clip(0.0, 1.0).median())
 
 
 def dearer_beside(beside: str, own: pd.DataFrame) -> float:

@@ -10,7 +10,7 @@ import pytest
 from env.errors import InputError
 from env.physics.service import SERVICE_FIELDS, service_state
 from env.scenario import Job, Scenario, Service, load_scenario
-from env.simulator.profile import Profile, load_profile
+from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
 from training.machine.experiment import Factor, factor
@@ -23,7 +23,7 @@ from training.machine.measure import (
     Campaign,
     Store,
 )
-from training.machine.samples import shortened
+from training.machine.samples import LOADED, SERVED, shortened
 
 
 def true_parameters() -> np.ndarray:
@@ -142,6 +142,27 @@ def test_a_window_in_which_nothing_was_served_says_nothing_of_costs(scenario: Sc
     found = fit_machine(scenario, base, table, jobs, actuation, "m").costs
     exponent = without["service_exponent"].value
     assert found["service_exponent"].value == pytest.approx(exponent, rel=1e-3)
+
+
+def test_a_load_generator_costs_what_a_job_beside_it_does_not_get(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    shared = latency.assign(shares_client=1.0)
+    alone = fit_machine(scenario, base, shared, jobs, actuation, "m").costs
+    at_most = alone["client_cpu"].value  # at what one vCPU serves; here the load takes always 0.3
+    assert at_most == pytest.approx(0.3, rel=0.01)
+    assert alone["agent_cpu"].value == pytest.approx(LOOP_VCPUS + 0.08)
+    beside = jobs.head(1).assign(beside=LOADED, real_s=0.5 + 30.0 / 0.8)
+    crowded = fit_machine(scenario, base, shared, pd.concat([jobs, beside]), actuation, "m").costs
+    assert cost_while_served(crowded) == pytest.approx(0.2, rel=0.01)
+    assert crowded["client_exponent"] == alone["client_exponent"]
+    cheaper = crowded["client_cpu"].value / at_most
+    assert crowded["agent_cpu"].value == pytest.approx(LOOP_VCPUS + 0.08 * cheaper, rel=0.01)
+
+
+def cost_while_served(costs: dict[str, Parameter]) -> float:
+    """What load generator and probe take of a vCPU while jobs are measured."""
+    return costs["client_cpu"].value * SERVED ** costs["client_exponent"].value
 
 
 def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Scenario) -> None:

@@ -12,7 +12,7 @@ from env.family.drawing import generic_traits
 from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
-from training.machine.job_traits import as_prior, dearer_beside, job_traits
+from training.machine.job_traits import as_prior, dearer_beside, job_traits, left_by_load
 from training.machine.samples import LOADED, SERVING
 
 
@@ -104,6 +104,17 @@ def test_the_load_generators_company_costs_what_work_does_not(base: Profile) -> 
     assert 0.05 < least.value < prior.value
     assert cost.spread < prior.spread and prior.source.startswith("prior")
     assert "interruption" not in job_traits("pack", pd.DataFrame(runs[:2]), base)
+
+
+def test_jobs_that_never_rest_tell_what_the_load_generator_leaves() -> None:
+    busy = [run(1, 20.01, 20.0), run(2, 11.01, 20.0), run(1, 50.01, 25.0, LOADED)]
+    assert left_by_load(pd.DataFrame(busy)) == pytest.approx(0.5)
+    # One that waits for its disk takes less than it is left.
+    waits = [one | {"job": "copy"} for one in (run(1, 20.01, 8.0), run(1, 30.01, 9.0, LOADED))]
+    assert left_by_load(pd.DataFrame([*busy, *waits])) == pytest.approx(0.5)
+    assert math.isnan(left_by_load(pd.DataFrame(busy[:2])))
+    ended = pd.DataFrame([*busy[:2], run(1, math.nan, 25.0, LOADED)])
+    assert math.isnan(left_by_load(ended))
 
 
 def test_the_cpu_time_of_an_instruction_comes_before_that_of_a_run() -> None:
