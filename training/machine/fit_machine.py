@@ -48,9 +48,8 @@ from training.calibration.priors import FREE, SERVICE_PRIORS
 from training.calibration.scans import Scans
 from training.calibration.service_problem import Problem, params_of
 from training.calibration.year_profile import HOST_KNOWN
-from training.machine.job_traits import HERE, NARROWED, as_prior, job_traits, left_by_load
+from training.machine.job_traits import HERE, NARROWED, Left, as_prior, job_traits, left_by_load
 from training.machine.pressure import BACKGROUND, EQUAL
-from training.machine.samples import SERVED
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -106,10 +105,11 @@ def fit_machine(
         subset=["p95_us"]
     )
     service, error = _service(scenario, points)
-    costs = _costs(points, left_by_load(jobs), service["core_capacity_qps"].value)
-    client = 0.0  # what load and probe took of a vCPU while jobs were measured beside them
+    capacity_qps = service["core_capacity_qps"].value
+    left = left_by_load(jobs, capacity_qps)
+    costs, client = _costs(points, capacity_qps, left), 0.0
     if "client_cpu" in costs:
-        client = costs["client_cpu"].value * SERVED ** costs["client_exponent"].value
+        client = costs["client_cpu"].value * left.load ** costs["client_exponent"].value
     return Profile(
         name=scenario.name,
         description=f"measured on {machine}",
@@ -298,7 +298,7 @@ def _siblings(scenario: Scenario) -> npt.NDArray[np.int64]:
     return np.array([place[machine.sibling_of(vcpu)] for vcpu in order], dtype=np.int64)
 
 
-def _costs(points: pd.DataFrame, left: float, capacity_qps: float) -> dict[str, Parameter]:
+def _costs(points: pd.DataFrame, capacity_qps: float, left: Left) -> dict[str, Parameter]:
     """
     CPU time of requests by the load, in powers of it: batches grow with the load and cost less.
 
@@ -306,8 +306,8 @@ def _costs(points: pd.DataFrame, left: float, capacity_qps: float) -> dict[str, 
     what that costs a VM is charged to them. What they take beside a job is what it does not get.
 
     :param points: of memcached, with what it and the load generator used
-    :param left: see `left_by_load`
     :param capacity_qps: of one vCPU
+    :param left: what they leave to jobs
     """
     one = points[
         (points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)
@@ -324,8 +324,8 @@ def _costs(points: pd.DataFrame, left: float, capacity_qps: float) -> dict[str, 
     if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
         exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
         power = _power(float(exponent))
-        alone = math.exp(full) * SERVED**power.value
-        beside = (1.0 - left) / alone if math.isfinite(left) else 1.0
+        alone = math.exp(full) * left.load**power.value
+        beside = (1.0 - left.vcpu) / alone if math.isfinite(left.vcpu) else 1.0
         most = significant(min(beside * math.exp(full), 1.0))
         client = Parameter(value=most, spread=COST_SD, unit="vCPU", source=HERE)
         agent = Parameter(

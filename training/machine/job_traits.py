@@ -17,6 +17,7 @@ the scale.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from env.simulator.profile import Parameter, Profile
 from training.analysis.curves import trusted
 from training.analysis.findings import ALONE, PAIRED
 from training.calibration.priors import JOB_PRIORS, RUN_SD
-from training.machine.samples import LOADED, SERVING
+from training.machine.samples import LOADED, SERVED, SERVING
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -189,18 +190,33 @@ def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, 
     return value, min(width, prior.sd), "1", source
 
 
-def left_by_load(jobs: pd.DataFrame) -> float:
+class Left(NamedTuple):
     """
     What the load generator and its probe leave of their vCPU to a job that never rests.
 
-    :param jobs: runs of jobs; those that hardly wait when they are alone tell
-    :return: a median [vCPU]; NaN where none was measured
+    :param vcpu: a median [vCPU]; NaN where none was measured
+    :param load: at which load, over the capacity of one vCPU
+    """
+
+    vcpu: float
+    load: float
+
+
+def left_by_load(jobs: pd.DataFrame, capacity_qps: float) -> Left:
+    """
+    What jobs got beside load generator and probe.
+
+    :param jobs: their runs; those of jobs that hardly wait when they are alone tell
+    :param capacity_qps: of one vCPU
     """
     runs = jobs.assign(got=jobs["cpu_s"] / (jobs["real_s"] - jobs["overhead_s"]))
     fewest = runs["threads"] == runs.groupby("job")["threads"].transform("min")
     alone = runs[fewest & (runs["beside"] == ALONE)].groupby("job")["got"].median()
-    tell = runs["job"].isin(alone.index[alone > BUSY]) & (runs["beside"] == LOADED)
-    return float(runs.loc[tell, "got"].clip(0.0, 1.0).median())
+    told = runs[runs["job"].isin(alone.index[alone > BUSY]) & (runs["beside"] == LOADED)]
+    load_qps = told["load_qps"].median() if "load_qps" in told else math.nan
+    # The loads of older records were chosen by scans that the fit does not have.
+    part = load_qps / capacity_qps if load_qps > 0.0 else SERVED
+    return Left(float(told["got"].clip(0.0, 1.0).median()), float(part))
 
 
 def dearer_beside(beside: str, own: pd.DataFrame) -> float:

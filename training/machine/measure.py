@@ -453,15 +453,15 @@ class Campaign:
                 for point in points:
                     # Both right after each other: a host may be half as fast a minute later.
                     job, (beside, cores) = jobs[point // len(met)], met[point % len(met)]
-                    threads = job.threads[0]
-                    part, overhead_s = self._part(testbed, job)
+                    threads, (part, overhead_s) = job.threads[0], self._part(testbed, job)
                     cut, part = shortened(job, samples.SERVED_PART * part, threads)
                     yields = Weight.BACKGROUND
                     row = testbed.time_job(cut, threads, cores, PART_LIMIT_S, weight=yields)
                     if beside == samples.LOADED:  # which takes its vCPU as others would
                         row["disturbed"] = 0.0
                     columns: Row = {"place": point, "job": job.name, "threads": threads}
-                    rows.append(columns | {"beside": beside} | scaled(row, part, overhead_s))
+                    columns |= {"beside": beside, "load_qps": samples.SERVED * capacity}
+                    rows.append(columns | scaled(row, part, overhead_s))
             return rows
 
         places = tuple(range(len(met) * len(jobs)))

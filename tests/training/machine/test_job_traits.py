@@ -13,7 +13,7 @@ from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
 from training.machine.job_traits import as_prior, dearer_beside, job_traits, left_by_load
-from training.machine.samples import LOADED, SERVING
+from training.machine.samples import LOADED, SERVED, SERVING
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,20 @@ def test_the_load_generators_company_costs_what_work_does_not(base: Profile) -> 
 
 def test_jobs_that_never_rest_tell_what_the_load_generator_leaves() -> None:
     busy = [run(1, 20.01, 20.0), run(2, 11.01, 20.0), run(1, 50.01, 25.0, LOADED)]
-    assert left_by_load(pd.DataFrame(busy)) == pytest.approx(0.5)
+    assert left_by_load(pd.DataFrame(busy), 1e5).vcpu == pytest.approx(0.5)
     # One that waits for its disk takes less than it is left.
     waits = [one | {"job": "copy"} for one in (run(1, 20.01, 8.0), run(1, 30.01, 9.0, LOADED))]
-    assert left_by_load(pd.DataFrame([*busy, *waits])) == pytest.approx(0.5)
-    assert math.isnan(left_by_load(pd.DataFrame(busy[:2])))
+    assert left_by_load(pd.DataFrame([*busy, *waits]), 1e5).vcpu == pytest.approx(0.5)
+    assert math.isnan(left_by_load(pd.DataFrame(busy[:2]), 1e5).vcpu)
     ended = pd.DataFrame([*busy[:2], run(1, math.nan, 25.0, LOADED)])
-    assert math.isnan(left_by_load(ended))
+    assert math.isnan(left_by_load(ended, 1e5).vcpu)
+
+
+def test_what_is_left_is_told_with_the_load_that_left_it() -> None:
+    busy = [run(1, 20.01, 20.0), run(1, 50.01, 25.0, LOADED) | {"load_qps": 6e4}]
+    assert left_by_load(pd.DataFrame(busy), 1e5).load == pytest.approx(0.6)
+    old = pd.DataFrame(busy).drop(columns="load_qps")
+    assert left_by_load(old, 1e5).load == left_by_load(old.iloc[:1], 1e5).load == SERVED
 
 
 def test_the_cpu_time_of_an_instruction_comes_before_that_of_a_run() -> None:
