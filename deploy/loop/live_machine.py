@@ -66,6 +66,10 @@ PREPARE_LIMIT_S = 30.0
 """How long the first decision waits at most for the jobs to be made. What is not made by then, as
 memcached had no time to spare, is made beside the decisions."""
 
+SAID_EVERY_S = 1.0
+"""How often the same reasons for overruling a policy are written down: one that wishes something
+else at every poll would fill the log, at real-time priority."""
+
 AWAY_S = 0.4
 """After a gap like this the guardian may have changed things."""
 
@@ -125,6 +129,7 @@ class LiveMachine:
         self._slack = True
         self._slack_from: Cpu | None = None
         self._reasons = 0
+        self._said_s: dict[int, float] = {}  # when which reasons were written down
         self._sent: tuple[object, ...] = ()
         # Applied again, this allocation would change nothing.
         self._settled: Allocation | None = None
@@ -509,8 +514,11 @@ class LiveMachine:
 
     def _note_overruled(self) -> None:
         """Record why the regulator overruled; called when the reasons have changed."""
-        self._reasons = self._row.overruled_reasons
-        words = "; ".join(text for flag, text in REASONS.items() if self._reasons & flag)
+        reasons = self._reasons = self._row.overruled_reasons
+        if self._polled_s - self._said_s.get(reasons, -math.inf) < SAID_EVERY_S:
+            return
+        self._said_s[reasons] = self._polled_s
+        words = "; ".join(text for flag, text in REASONS.items() if reasons & flag)
         if words:
             self._recorder.event("custom", SCHEDULER, detail=f"overruled: {words}")
 

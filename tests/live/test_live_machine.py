@@ -78,6 +78,27 @@ def test_a_move_of_the_load_is_confirmed_by_a_reading_of_its_own(scenario_file, 
     recorder.close()
 
 
+def test_a_policy_that_changes_its_mind_at_every_poll_does_not_fill_the_log(
+    scenario_file, tmp_path
+):
+    scenario = load_scenario(scenario_file())
+    state = State("minds", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    vcpus, dry = VcpuClock(2, None), DryActuator(scenario, state)
+    machine = LiveMachine(scenario, dry, Scripted(*[0.0] * 20), vcpus, recorder)
+    names = [job.name for job in scenario.jobs]
+    there = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
+    nowhere = JobAllocation(JobState.RUNNING, (), Weight.NORMAL, 1)
+    for turn in range(20):
+        machine.poll()
+        machine.apply(Allocation((0,), {names[0]: nowhere if turn % 2 else there}))
+    assert machine.overruled >= 5
+    vcpus.close()
+    recorder.close()
+    lines = (tmp_path / "events.log").read_text().splitlines()
+    assert 1 <= sum("overruled" in line for line in lines) <= 2
+
+
 @contextlib.contextmanager
 def unmade(scenario_file, tmp_path, polls):
     """A machine whose first job is still being made, and its actuator, sensor and recorder."""
