@@ -86,12 +86,12 @@ def test_a_policy_that_changes_its_mind_at_every_poll_does_not_fill_the_log(
     recorder = Recorder(tmp_path, scenario, state.started_s)
     vcpus, dry = VcpuClock(2, None), DryActuator(scenario, state)
     machine = LiveMachine(scenario, dry, Scripted(*[0.0] * 20), vcpus, recorder)
-    names = [job.name for job in scenario.jobs]
+    job = scenario.jobs[0].name
     there = JobAllocation(JobState.RUNNING, (1,), Weight.NORMAL, 1)
     nowhere = JobAllocation(JobState.RUNNING, (), Weight.NORMAL, 1)
     for turn in range(20):
         machine.poll()
-        machine.apply(Allocation((0,), {names[0]: nowhere if turn % 2 else there}))
+        machine.apply(Allocation((0,), {job: nowhere if turn % 2 else there}))
     assert machine.overruled >= 5
     vcpus.close()
     recorder.close()

@@ -325,11 +325,11 @@ def _costs(points: pd.DataFrame, capacity_qps: float, left: Left) -> dict[str, P
         exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
         power = _power(float(exponent))
         alone = math.exp(full) * left.load**power.value
-        beside = (1.0 - left.vcpu) / alone if math.isfinite(left.vcpu) else 1.0
-        most = significant(min(beside * math.exp(full), 1.0))
+        cheaper = (1.0 - left.vcpu) / alone if math.isfinite(left.vcpu) else 1.0
+        most = significant(min(cheaper * math.exp(full), 1.0))
         client = Parameter(value=most, spread=COST_SD, unit="vCPU", source=HERE)
         agent = Parameter(
-            value=significant(LOOP_VCPUS + beside * float(one["probe_cores"].median())),
+            value=significant(LOOP_VCPUS + cheaper * float(one["probe_cores"].median())),
             spread=COST_SD,
             unit="vCPU",
             source=f"{HERE}: a probe; the loop: benchmarks.live",

@@ -4,7 +4,8 @@ A job's traits by its runs on this machine.
 *Work and serial fraction* follow from its times alone by Amdahl's law, which has no word for
 threads that hinder each other. Work is the geometric mean of what it costs alone and in the
 background of memcached, for which physics has no other word, and its spread holds both. What it
-costs more beside the load generator is its *interruption*. Before a job is measured it might be any
+costs more beside the load generator is its *interruption*; what it does not get there is what the
+load generator takes. Before a job is measured it might be any
 of the scenario family (`env.family.drawing.generic_traits`): so its traits have a median and a
 spread from the start, and keep them where nothing was measured.
 
@@ -195,7 +196,7 @@ class Left(NamedTuple):
     What the load generator and its probe leave of their vCPU to a job that never rests.
 
     :param vcpu: a median [vCPU]; NaN where none was measured
-    :param load: at which load, over the capacity of one vCPU
+    :param load: memcached's meanwhile, as a part of what one vCPU serves
     """
 
     vcpu: float
@@ -206,8 +207,9 @@ def left_by_load(jobs: pd.DataFrame, capacity_qps: float) -> Left:
     """
     What jobs got beside load generator and probe.
 
-    :param jobs: their runs; those of jobs that hardly wait when they are alone tell
-    :param capacity_qps: of one vCPU
+    :param jobs: their runs, with load_qps where that was written down; those of jobs that hardly
+        wait when they are alone tell
+    :param capacity_qps: of one vCPU [requests/s]
     """
     runs = jobs.assign(got=jobs["cpu_s"] / (jobs["real_s"] - jobs["overhead_s"]))
     fewest = runs["threads"] == runs.groupby("job")["threads"].transform("min")
@@ -215,8 +217,8 @@ def left_by_load(jobs: pd.DataFrame, capacity_qps: float) -> Left:
     told = runs[runs["job"].isin(alone.index[alone > BUSY]) & (runs["beside"] == LOADED)]
     load_qps = told["load_qps"].median() if "load_qps" in told else math.nan
     # The loads of older records were chosen by scans that the fit does not have.
-    part = load_qps / capacity_qps if load_qps > 0.0 else SERVED
-    return Left(float(told["got"].clip(0.0, 1.0).median()), float(part))
+    load = load_qps / capacity_qps if load_qps > 0.0 else SERVED
+    return Left(float(told["got"].clip(0.0, 1.0).median()), float(load))
 
 
 def dearer_beside(beside: str, own: pd.DataFrame) -> float:
