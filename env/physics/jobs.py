@@ -56,15 +56,9 @@ def _jobs_take(used, core):
 
 
 @inlined
-def _client_takes(core, used, client):
-    """Share of a vCPU that the load generator takes: it runs on the last one."""
-    return client if core == used.shape[1] - 1 else 0.0
-
-
-@inlined
 def _taken(used, core, client):
     """Share of a vCPU that the jobs and the load generator take."""
-    return _jobs_take(used, core) + _client_takes(core, used, client)
+    return _jobs_take(used, core) + client[core]
 
 
 @inlined
@@ -80,7 +74,7 @@ def _service_demand(service_occupancy, used, busy, client):
     width = 0.0
     for core in range(busy.shape[0]):
         if service_occupancy[core] > 0.0:
-            width += 1.0 - _client_takes(core, used, client)
+            width += 1.0 - client[core]
             wanted += min(1.0, service_occupancy[core])
             room += max(0.0, 1.0 - busy[core])
     return wanted, room, width
@@ -97,7 +91,7 @@ def _service_takes(core, wanted, room, width, used, busy, client):
     own_room = max(0.0, 1.0 - busy[core])
     if wanted <= room:
         return wanted * own_room / room
-    batch = 1.0 - _client_takes(core, used, client) - own_room
+    batch = 1.0 - client[core] - own_room
     return own_room + (wanted - room) * batch / (width - room)
 
 
@@ -407,7 +401,7 @@ def _share_out(layer, running, cores, weight, service_occupancy, demand, used, b
     for core in range(n_cores):
         if _jobs_take(used, core) <= _NOTHING:
             continue
-        limit = 1.0 - _client_takes(core, used, client)
+        limit = 1.0 - client[core]
         if service_occupancy[core] > 0.0:
             taken = _service_takes(core, wanted, room, width, used, busy, client)
             limit -= min(taken, 0.5) if layer == NORMAL else taken
@@ -455,7 +449,7 @@ def _stay(job, parallel, weight, service_occupancy, used, busy, client):
     for _ in range(used.shape[1]):
         best, most = -1, 0.0
         for core in range(used.shape[1]):
-            left = 1.0 - service_occupancy[core] - _client_takes(core, used, client)
+            left = 1.0 - service_occupancy[core] - client[core]
             for other in range(used.shape[0]):
                 if weight[other] == NORMAL:
                     left -= used[other, core]
@@ -482,7 +476,7 @@ def _pace(
     :param demand: vCPUs that it asked for
     :param pressure: memory pressure of all jobs, its own included
     :param service_pressure: memory pressure of memcached
-    :param client: share of the last vCPU that the load generator takes
+    :param client: float64[C], share of each vCPU that a load generator takes
     :return: seconds of `work_s` done per second
     """
     n_cores = used.shape[1]
@@ -525,14 +519,17 @@ def _pace(
     seconds *= max(1.0, demand / own)
     neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
     slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
-    slow_down *= 1.0 + job_params[job, INTERRUPTION] * client * used[job, n_cores - 1] / own
+    met = 0.0
+    for core in range(n_cores):
+        met += job_params[job, INTERRUPTION] * client[core] * used[job, core]
+    slow_down *= 1.0 + met / own
     return host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
 
 
 @compiled
 def job_speeds(
     running, threads, cores, weight, quota, sibling, service_occupancy, job_params, host_params,
-    speed, used, busy, client=0.0,
+    speed, used, busy, client,
 ):  # fmt: skip
     """
     Shares and speeds of all jobs under one allocation.
@@ -549,12 +546,12 @@ def job_speeds(
     :param speed: float64[J], output: seconds of `work_s` done per second
     :param used: float64[J, C], output: share of each vCPU that each job keeps busy
     :param busy: float64[C], output: their sum over the jobs, and the load generator's
-    :param client: fraction of the last vCPU that the load generator takes, ahead of all others
+    :param client: float64[C], fraction of each vCPU that a load generator takes, before all others
     :return: the jobs' memory pressure, the sum of pressure x vCPUs in use
     """
     n_jobs, n_cores = used.shape
     for core in range(n_cores):
-        busy[core] = _client_takes(core, used, client)  # from here on kept up to date with `used`
+        busy[core] = client[core]  # from here on kept up to date with `used`
     # `speed` carries each job's demand until the shares are known.
     _ask(running, threads, cores, quota, job_params, speed, used)
     for layer in (NORMAL, BACKGROUND):
@@ -569,7 +566,10 @@ def job_speeds(
             service_occupancy, job_params, speed, used, busy, client,
         )  # fmt: skip
         _share_out(layer, running, cores, weight, service_occupancy, speed, used, busy, client)
-    if client > 0.0:
+    generated = 0.0
+    for core in range(n_cores):
+        generated += client[core]
+    if generated > 0.0:
         for job in range(n_jobs):
             if running[job] and weight[job] == BACKGROUND:
                 parallel = _parallel_vcpus(job, threads, cores, job_params, n_cores)

@@ -94,32 +94,31 @@ def own_speed(c, sibling, background, equal, params, client):
     :param background: float64[C], busy fraction of each vCPU by background batch work
     :param equal: float64[C], the same by batch work of memcached's weight
     :param params: float64[len(SERVICE_FIELDS)]
-    :param client: fraction of the last vCPU that the load generator takes
+    :param client: fraction of the vCPU that a load generator takes
     :return: (speed, share of the vCPU's time), both 1 on an idle core
     """
     presence = background[c] / (background[c] + BACKGROUND_HALF)
     share = (1.0 - min(equal[c], params[EQUAL_SHARE])) * (
         1.0 - min(params[BACKGROUND_CAPACITY] * presence, 0.9)
     )
-    if c == len(sibling) - 1:
-        share *= 1.0 - client
+    share *= 1.0 - client
     s = sibling[c]
     busy = 0.0 if s < 0 else min(background[s] + equal[s], 1.0)
     return share * (1.0 - (1.0 - max(params[BATCH_SMT], params[SMT])) * busy), share
 
 
 @inlined
-def largest_share_taken(equal, cores_mask, threads, most, client):
+def largest_share_taken(equal, client, cores_mask, threads, most):
     """
     Largest share of its vCPU that others take from one of memcached's threads.
 
     Others are equal-weight work and the load generator. Threads keep off them while they can.
 
     :param equal: float64[C], busy fraction of each vCPU by batch work of memcached's weight
+    :param client: float64[C], the same by a load generator, which goes before all others
     :param cores_mask: memcached's vCPUs
     :param threads: its threads that have a vCPU of their own, at least 1
     :param most: the largest share that such work takes
-    :param client: fraction of the last vCPU that the load generator takes
     :return: the share
     """
     taken = 0
@@ -130,8 +129,7 @@ def largest_share_taken(equal, cores_mask, threads, most, client):
             if not ((cores_mask & ~taken) >> c) & 1:
                 continue
             kept = min(equal[c], most)
-            if c == len(equal) - 1:
-                kept += (1.0 - kept) * client
+            kept += (1.0 - kept) * client[c]
             if least < 0 or kept < share:
                 least = c
                 share = kept
@@ -140,7 +138,7 @@ def largest_share_taken(equal, cores_mask, threads, most, client):
 
 
 @inlined
-def served(threads, cores_mask, sibling, background, equal, params, client):
+def served(threads, cores_mask, sibling, background, equal, client, params):
     """
     What memcached's vCPUs are worth to its threads.
 
@@ -149,8 +147,8 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
     :param sibling: int64[C], SMT sibling of each vCPU or -1
     :param background: float64[C], busy fraction of each vCPU by background batch work
     :param equal: float64[C], the same by batch work of memcached's weight
+    :param client: float64[C], the same by a load generator, which goes before all others
     :param params: float64[len(SERVICE_FIELDS)]
-    :param client: fraction of the last vCPU that the load generator takes
     :return: vCPUs' worth of service, the same had no thread another one of memcached for a
         sibling, and vCPUs' worth of time
     """
@@ -171,11 +169,11 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
         for c in range(vcpus):
             if not ((cores_mask & ~taken) >> c) & 1:
                 continue
-            gain, gain_time = own_speed(c, sibling, background, equal, params, client)
+            gain, gain_time = own_speed(c, sibling, background, equal, params, client[c])
             gain_solo = gain
             s = sibling[c]
             if s >= 0 and (cores_mask >> s) & 1:
-                other, other_time = own_speed(s, sibling, background, equal, params, client)
+                other, other_time = own_speed(s, sibling, background, equal, params, client[s])
                 if other > gain or (other == gain and s < c):  # the second one on its core
                     gain = max((gain_time + other_time) * params[SMT] - other, 0.0)
             if gain > best_gain:
@@ -191,7 +189,7 @@ def served(threads, cores_mask, sibling, background, equal, params, client):
 
 
 @compiled
-def service_capacity(threads, cores_mask, sibling, background, equal, params, client=0.0):
+def service_capacity(threads, cores_mask, sibling, background, equal, client, params):
     """
     Largest load that memcached can serve.
 
@@ -200,11 +198,11 @@ def service_capacity(threads, cores_mask, sibling, background, equal, params, cl
     :param sibling: int64[C], SMT sibling of each vCPU or -1
     :param background: float64[C], busy fraction of each vCPU by background batch work
     :param equal: float64[C], the same by batch work of memcached's weight
+    :param client: float64[C], the same by a load generator, which goes before all others
     :param params: float64[len(SERVICE_FIELDS)]
-    :param client: fraction of the last vCPU that the load generator takes
     :return: the load [1/s]
     """
-    speed, _, _ = served(threads, cores_mask, sibling, background, equal, params, client)
+    speed, _, _ = served(threads, cores_mask, sibling, background, equal, client, params)
     return params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed
 
 
@@ -236,7 +234,7 @@ def busy_part(load, speed, solo):
 
 @compiled
 def service_occupancy(
-    qps, threads, cores_mask, sibling, background, equal, params, client=0.0, exponent=1.0
+    qps, threads, cores_mask, sibling, background, equal, client, params, exponent=1.0
 ):
     """
     Fraction of each of its vCPUs that memcached asks for.
@@ -247,12 +245,12 @@ def service_occupancy(
     :param sibling: int64[C], SMT sibling of each vCPU or -1
     :param background: float64[C], busy fraction of each vCPU by background batch work
     :param equal: float64[C], the same by batch work of memcached's weight
+    :param client: float64[C], the same by a load generator, which goes before all others
     :param params: float64[len(SERVICE_FIELDS)]
-    :param client: fraction of the last vCPU that the load generator takes
     :param exponent: how CPU time grows with load, see `relative_cost`
     :return: the fraction
     """
-    speed, solo, _ = served(threads, cores_mask, sibling, background, equal, params, client)
+    speed, solo, _ = served(threads, cores_mask, sibling, background, equal, client, params)
     load = min(1.0, qps / (params[CORE_CAPACITY_QPS] * params[VM_SPEED] * speed))
     cores = 0
     for c in range(len(sibling)):
@@ -264,7 +262,7 @@ def service_occupancy(
 
 @compiled
 def service_state(
-    qps, threads, cores_mask, sibling, background, equal, pressure, params, client=0.0, exponent=1.0
+    qps, threads, cores_mask, sibling, background, equal, client, pressure, params, exponent=1.0
 ):
     """
     Latency, capacity and CPU use of memcached at a steady load.
@@ -275,9 +273,9 @@ def service_state(
     :param sibling: int64[C], SMT sibling of each vCPU or -1
     :param background: float64[C], busy fraction of each vCPU by background batch work
     :param equal: float64[C], the same by batch work of memcached's weight
+    :param client: float64[C], the same by a load generator, which goes before all others
     :param pressure: memory pressure of the running jobs, as `job_speeds` returns it
     :param params: float64[len(SERVICE_FIELDS)]
-    :param client: fraction of the last vCPU that the load generator takes, ahead of all others
     :param exponent: how CPU time grows with load, see `relative_cost`
     :return: p95 [us], capacity [1/s], CPU use [vCPUs] and shape of the tail
     """
@@ -286,17 +284,19 @@ def service_state(
     elsewhere = 0.0
     shared_equal = 0.0
     shared_background = 0.0
+    shared_client = 0.0
     for c in range(vcpus):
         if (cores_mask >> c) & 1:
             cores += 1
             shared_equal += min(equal[c] / params[EQUAL_SHARE], 1.0)
             shared_background += background[c] / (background[c] + BACKGROUND_HALF)
+            shared_client += client[c]
         else:
             elsewhere += min(background[c] + equal[c], 1.0)
     shared_equal /= cores
     shared_background /= cores
 
-    speed, solo, time = served(threads, cores_mask, sibling, background, equal, params, client)
+    speed, solo, time = served(threads, cores_mask, sibling, background, equal, client, params)
     vm_speed = params[VM_SPEED]
     capacity = params[CORE_CAPACITY_QPS] * vm_speed * speed
 
@@ -322,10 +322,10 @@ def service_state(
     waiting = 0.0
     if threads > cores:
         waiting = (threads / cores - 1.0) * load ** params[SLICE_EXPONENT]
-    if shared_equal > 0.0 or client > 0.0:
+    if shared_equal > 0.0 or shared_client > 0.0:
         # Each thread serves its own connections: the slowest one's make the tail.
         taken = largest_share_taken(
-            equal, cores_mask, min(threads, cores), params[EQUAL_SHARE], client
+            equal, client, cores_mask, min(threads, cores), params[EQUAL_SHARE]
         )
         own = params[CORE_CAPACITY_QPS] * vm_speed * (1.0 - taken) * min(threads, cores)
         need = max(load, min(qps / own, 1.0))

@@ -54,6 +54,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         # The machine and its physics (a profile, or one draw from its uncertainty).
         ("batch_sibling", whole, vcpus),  # the pairing that the profile's job data show
         ("service_threads", whole),
+        ("client_vcpu", whole),  # where load generator, loop and probe run, if they do here
         ("duration_s", real),
         ("service_params", real, (len(SERVICE_FIELDS),)),
         ("job_params", real, (n_jobs, len(JOB_FIELDS))),
@@ -113,7 +114,7 @@ def host_dtype(n_jobs: int, n_vcpus: int) -> np.dtype:
         ("running", "u1", jobs),
         ("speed", real, jobs),
         ("used", real, (n_jobs, n_vcpus)),
-        ("client", real),  # share of the last vCPU that the load generator takes
+        ("client", real, vcpus),  # share of each vCPU that the load generator takes
         ("occupancy", real, vcpus),
         ("background", real, vcpus),
         ("equal", real, vcpus),

@@ -19,7 +19,6 @@ from env.errors import InputError
 from env.family.drawing import is_drawn
 from env.observation import features_of
 from env.physics.parameters import (
-    CLIENT_CPU,
     CORES_PER_THREAD,
     HOST_FIELDS,
     JOB_SPEED,
@@ -135,7 +134,7 @@ class EpisodeFactory:
         self.table = edit_table(scenario)
         own = len(scenario.jobs), scenario.machine.vcpus
         self.size = room or (FAMILY_ROOM if is_drawn(scenario.profile) else own)
-        _check_room(self.size, scenario, self.profile)
+        _check_room(self.size, scenario)
         self.observation_size = features_of(*self.size) + len(self.table)
         shortest, _ = self.variation.interval_s or (scenario.load.interval_s, 0.0)
         self.trace_length = interval_count(scenario.load.duration_s, shortest)
@@ -267,6 +266,7 @@ class EpisodeFactory:
         values.update(
             batch_sibling=profile.siblings if paired else values["sibling"],
             service_threads=service.threads,
+            client_vcpu=scenario.machine.vcpus - 1,
             duration_s=load.duration_s,
             docker_moves=scenario.delays.docker_moves,
             starts_ahead=scenario.delays.starts_ahead,
@@ -329,14 +329,9 @@ class EpisodeFactory:
         keep_physical(host)
 
 
-def _check_room(room: tuple[int, int], scenario: Scenario, profile: Profile) -> None:
+def _check_room(room: tuple[int, int], scenario: Scenario) -> None:
     """Refuse a scenario that a host of another size cannot play."""
     jobs, vcpus = room
-    if profile.cost_array()[CLIENT_CPU] > 0.0 and scenario.machine.vcpus < vcpus:
-        raise InputError(
-            f"scenario {scenario.name}: its load generator runs on the last vCPU, "
-            f"which in a host with room for {vcpus} vCPUs is another"
-        )
     for what, has, most in (
         ("machine.vcpus", scenario.machine.vcpus, vcpus),
         ("jobs", len(scenario.jobs), jobs),

@@ -99,15 +99,14 @@ def _ask_for_service(h):
     for siblings are really used follows from what memcached asks for.
     """
     n_vcpus = h.occupancy.shape[0]
-    h.client = _client_share(h)
+    h.client[h.client_vcpu] = _client_share(h)
     asked = service_occupancy(
         math.inf if h.backlog > 0.0 else h.load_qps, h.service_threads, h.true_service, h.sibling,
-        h.background, h.equal, h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
+        h.background, h.equal, h.client, h.service_params, h.cost_params[SERVICE_EXPONENT],
     )  # fmt: skip
     for vcpu in range(n_vcpus):
         held = (h.true_service >> vcpu) & 1
-        own = 1.0 - h.client if vcpu == n_vcpus - 1 else 1.0
-        h.occupancy[vcpu] = held * own * asked
+        h.occupancy[vcpu] = held * (1.0 - h.client[vcpu]) * asked
 
 
 @inlined
@@ -136,8 +135,7 @@ def _fill_vcpus(h):
     held, busiest = 0, 0.0
     moved = 0.0
     for vcpu in range(n_vcpus):
-        client = h.client if vcpu == n_vcpus - 1 else 0.0
-        taken = h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + client
+        taken = h.occupancy[vcpu] + h.background[vcpu] + h.equal[vcpu] + h.client[vcpu]
         h.busy[vcpu] = min(1.0, taken)
         moved += taken - h.busy[vcpu]
         held += (h.true_service >> vcpu) & 1
@@ -158,12 +156,12 @@ def _answer(h, pressure):
     offered = h.load_qps
     if h.backlog > 0.0:
         offered = service_capacity(
-            h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.service_params,
-            h.client,
+            h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.client,
+            h.service_params,
         )  # fmt: skip
     h.p95_us, h.capacity_qps, h.service_cpu, h.tail_shape = service_state(
-        offered, h.service_threads, h.true_service, h.sibling, h.background, h.equal, pressure,
-        h.service_params, h.client, h.cost_params[SERVICE_EXPONENT],
+        offered, h.service_threads, h.true_service, h.sibling, h.background, h.equal, h.client,
+        pressure, h.service_params, h.cost_params[SERVICE_EXPONENT],
     )  # fmt: skip
     h.slow_fraction = tail_fraction(h.slo_us, h.p95_us, h.tail_shape)
     if h.probe_window_s > 0.0:
@@ -198,7 +196,7 @@ def _take_vcpus_away(h):
 
 @compiled
 def _client_share(h):
-    """What load generator, loop and probe take of the last vCPU at the present load."""
+    """What load generator, loop and probe take of their vCPU at the present load."""
     most = h.cost_params[CLIENT_CPU]
     if most == 0.0:
         return 0.0

@@ -96,6 +96,7 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
     by_state = np.zeros((n_states, n_jobs))
     cpu = np.zeros((n_states, n_jobs))
     unlimited = np.full(n_jobs, np.inf)
+    nobody = np.zeros(len(sibling))
     for s in range(n_states):
         job_speeds(
             running[s],
@@ -110,6 +111,7 @@ def _mean_speeds(  # type: ignore[no-untyped-def]
             by_state[s],
             used,
             busy,
+            nobody,
         )
         for c in range(len(sibling)):
             for j in range(n_jobs):

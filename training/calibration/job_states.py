@@ -156,8 +156,10 @@ def fitted_occupancy(service: FloatArray) -> Occupancy:
         mask = (1 << width) - 1
         equal = np.array([0.0 if (mask >> c) & 1 else 1.0 for c in range(VCPUS)])
         nobody = np.zeros(VCPUS)
-        return np.array(
-            [service_occupancy(load, 2, mask, SIBLINGS, nobody, equal, service) for load in qps]
-        )
+        asked = [
+            service_occupancy(load, 2, mask, SIBLINGS, nobody, equal, nobody, service)
+            for load in qps
+        ]
+        return np.array(asked)
 
     return occupancy

@@ -108,12 +108,14 @@ def _scan_curve(vm, threads, cores, qps, siblings, client, speed, idle, params, 
     params = params.copy()
     idle_us = params[IDLE_US]
     nobody = np.zeros(len(siblings))
+    load_generator = np.zeros(len(siblings))  # it runs on the last vCPU
     for i in range(len(qps)):
+        load_generator[len(siblings) - 1] = client[i]
         params[VM_SPEED] = speed[vm[i]]
         params[IDLE_US] = idle_us * idle[vm[i]]
         mask = (1 << cores[i]) - 1
         p95[i], capacity[i], _, _ = service_state(
-            qps[i], threads[i], mask, siblings, nobody, nobody, 0.0, params, client[i]
+            qps[i], threads[i], mask, siblings, nobody, nobody, load_generator, 0.0, params
         )
 
 
@@ -142,6 +144,7 @@ def _interval_p95(
     weights = np.empty(STATES)
     latencies = np.empty(STATES)
     shapes = np.empty(STATES)
+    load_generator = np.zeros(len(siblings))  # it runs on the last vCPU
     backlog = 0.0
     for i in range(len(qps)):
         if i > 0 and run[i] != run[i - 1]:
@@ -150,6 +153,7 @@ def _interval_p95(
         params[IDLE_US] = idle_us * idle[vm[i]]
         n = 0
         for k in range(first[i], first[i + 1]):
+            load_generator[len(siblings) - 1] = client[k]
             latency, capacity, _, shape = service_state(
                 qps[i],
                 threads[k],
@@ -157,9 +161,9 @@ def _interval_p95(
                 siblings,
                 background[k],
                 equal[k],
+                load_generator,
                 pressure[k],
                 params,
-                client[k],
             )
             # Requests that waited at the client are served first: at capacity, at the plateau.
             drain = time_to_drain(backlog, qps[i], capacity)
@@ -173,9 +177,9 @@ def _interval_p95(
                     siblings,
                     background[k],
                     equal[k],
+                    load_generator,
                     pressure[k],
                     params,
-                    client[k],
                 )
                 n += 1
             rest = duration[k] - behind

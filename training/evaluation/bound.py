@@ -183,10 +183,11 @@ class LowerBound:
         host = self.host
         n_vcpus = self.scenario.machine.vcpus
         background = np.array([float(vcpu in shared) for vcpu in range(n_vcpus)])
+        nobody = np.zeros(n_vcpus)
         asked = [
             service_occupancy(
                 qps, host["service_threads"], mask_of(choice), host["sibling"][:n_vcpus],
-                background, np.zeros(n_vcpus), host["service_params"],
+                background, nobody, nobody, host["service_params"],
             )
             for qps in self.levels_qps
         ]  # fmt: skip

@@ -40,6 +40,7 @@ def speed_alone(scenario: Scenario, profile: Profile) -> float:
         speed,
         used,
         np.zeros(vcpus),
+        np.zeros(vcpus),
     )
     return float(speed.sum())
 

@@ -86,21 +86,23 @@ def greedy_run(factory: EpisodeFactory) -> Run:
     return Run(1, machine.summary())
 
 
-def test_a_host_with_room_to_spare_is_the_same_machine() -> None:
+@pytest.mark.parametrize(
+    ("name", "makespan_s"), [("cca-2025", 765.5123216866652), ("local", None)]
+)  # local's load generator runs on its last vCPU
+def test_a_host_with_room_to_spare_is_the_same_machine(name: str, makespan_s: float | None) -> None:
     figures: list[Any] = []
     for room in (None, FAMILY_ROOM):
-        machine = SimulatedMachine(EpisodeFactory(load_scenario("cca-2025"), room=room))
+        machine = SimulatedMachine(EpisodeFactory(load_scenario(name), room=room))
         runs = [run_episode(machine, agents.make("perfiso"), start) for start in starts_from(0, 1)]
         figures.append([run.summary for run in runs])
     assert figures[0] == figures[1]
-    assert figures[0][0]["makespan_s"] == pytest.approx(765.5123216866652)
+    if makespan_s is not None:
+        assert figures[0][0]["makespan_s"] == pytest.approx(makespan_s)
 
 
 def test_a_scenario_that_a_host_has_no_room_for_is_refused() -> None:
     with pytest.raises(InputError, match=r"machine\.vcpus: 17; a host has room for 16"):
         EpisodeFactory(load_scenario("prm-2020"), room=FAMILY_ROOM)
-    with pytest.raises(InputError, match="load generator runs on the last vCPU"):
-        EpisodeFactory(load_scenario("local"), room=FAMILY_ROOM)
 
 
 def test_a_job_cannot_arrive_after_the_load() -> None:

@@ -48,6 +48,7 @@ def speeds(
     speed = np.full(len(JOBS), 9.0)
     used = np.full((len(JOBS), CORES), 9.0)
     busy = np.full(CORES, 9.0)
+    generator = np.array([0.0, 0.0, 0.0, client])
     function = job_speeds.py_func if plain else job_speeds
     pressure = function(
         running[order],
@@ -62,9 +63,9 @@ def speeds(
         speed,
         used,
         busy,
-        client,
+        generator,
     )
-    assert busy == pytest.approx(used.sum(axis=0) + np.array([0.0, 0.0, 0.0, client]))
+    assert busy == pytest.approx(used.sum(axis=0) + generator)
     place = np.argsort(order)
     return speed[place], used[place], pressure
 

@@ -47,7 +47,7 @@ def parameters(draw):
 
 
 def state(qps, params, n=2, mask=1, background=NOBODY, equal=NOBODY, pressure=0.0):
-    return service_state(qps, n, mask, SIBLINGS, background, equal, pressure, params)
+    return service_state(qps, n, mask, SIBLINGS, background, equal, NOBODY, pressure, params)
 
 
 def not_above(a, b):
@@ -100,17 +100,23 @@ def test_more_batch_work_never_helps(
     assert not_above(after[1], before[1])
 
 
-@given(loads, threads, masks, busy, busy, parameters(), fractions, fractions)
-def test_a_load_generator_only_costs_on_the_last_vcpu(
-    qps, n, mask, background, equal, params, some, more
+@given(
+    loads, threads, masks, busy, busy, parameters(), fractions, fractions, st.integers(0, VCPUS - 1)
+)
+def test_a_load_generator_only_costs_on_its_own_vcpu(
+    qps, n, mask, background, equal, params, some, more, own
 ):
-    some, more = 0.95 * min(some, more), 0.95 * max(some, more)
-    arguments = (qps, n, mask, SIBLINGS, background, equal, 0.0, params)
-    before, after = service_state(*arguments, some), service_state(*arguments, more)
+    there = np.eye(VCPUS)[own]
+
+    def beside(share):
+        arguments = (mask, SIBLINGS, background, equal, 0.95 * share * there, 0.0, params)
+        return service_state(qps, n, *arguments)
+
+    before, after = beside(min(some, more)), beside(max(some, more))
     assert not_above(before[0], after[0])
     assert not_above(after[1], before[1])
-    if mask < 1 << VCPUS - 1:
-        assert before == after == service_state(*arguments)
+    if not (mask >> own) & 1:
+        assert before == after == beside(0.0)
 
 
 @given(loads, threads, masks, busy, busy, pressures, parameters(), st.integers(0, VCPUS - 1))
@@ -137,7 +143,7 @@ def test_latency_levels_off_at_capacity(n, mask, background, equal, pressure, pa
 
 @given(st.integers(0, 15), busy, busy, pressures, loads, parameters())
 def test_compiled_and_plain_functions_agree(mask, background, equal, pressure, qps, params):
-    arguments = (qps, 2, mask or 1, SIBLINGS, background, equal, pressure, params)
+    arguments = (qps, 2, mask or 1, SIBLINGS, background, equal, NOBODY, pressure, params)
     assert service_state(*arguments) == pytest.approx(service_state.py_func(*arguments))
 
 
@@ -228,9 +234,9 @@ def test_what_it_asks_for_is_the_cpu_time_it_takes(qps, n, mask, background, equ
     # Background work costs capacity by its presence, which is no CPU time of memcached's.
     params[SERVICE_FIELDS.index("background_capacity")] = 0.0
     _, _, cpu, _ = state(qps, params, n, mask, background, NOBODY)
-    asked = service_occupancy(qps, n, mask, SIBLINGS, background, NOBODY, params)
+    asked = service_occupancy(qps, n, mask, SIBLINGS, background, NOBODY, NOBODY, params)
     assert asked * mask.bit_count() == pytest.approx(cpu)
-    shared = service_occupancy(qps, n, mask, SIBLINGS, background, equal, params)
+    shared = service_occupancy(qps, n, mask, SIBLINGS, background, equal, NOBODY, params)
     assert asked - 1e-9 <= shared <= min(n / mask.bit_count(), 1.0) + 1e-9
 
 
@@ -314,7 +320,7 @@ def test_calling_it_is_cheap(params):
         total = 0.0
         for i in range(n):
             p95, capacity, cpu, _ = service_state(
-                5e3 + i % 175_000, 2, 3, siblings, nobody, nobody, 1.0, values
+                5e3 + i % 175_000, 2, 3, siblings, nobody, nobody, nobody, 1.0, values
             )
             total += p95 + capacity + cpu
         return total

@@ -121,8 +121,11 @@ def services(draw: st.DrawFn) -> dict[str, Any]:
 def answer(case: dict[str, Any], **changes: Any) -> tuple[float, float, float]:
     """p95 [us], capacity [requests/s] and CPU use [vCPUs]."""
     given_ = {**case, **changes}
-    names = ("qps", "threads", "mask", "sibling", "background", "equal", "pressure", "params")
-    p95_us, capacity_qps, cpu, _ = service_state(*(given_[name] for name in names))
+    names = ("qps", "threads", "mask", "sibling", "background", "equal")
+    where = [given_[name] for name in names]
+    p95_us, capacity_qps, cpu, _ = service_state(
+        *where, np.zeros(4), given_["pressure"], given_["params"]
+    )
     return p95_us, capacity_qps, cpu
 
 

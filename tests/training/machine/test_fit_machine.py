@@ -39,7 +39,7 @@ def predicted_p95(profile: Profile | None, load_qps: float) -> float:
     """p95 of two threads on one vCPU, by a profile or in truth."""
     params = true_parameters() if profile is None else profile.service_array()
     nobody = np.zeros(2)
-    state = service_state(load_qps, 2, 1, np.array([-1, -1]), nobody, nobody, 0.0, params)
+    state = service_state(load_qps, 2, 1, np.array([-1, -1]), nobody, nobody, nobody, 0.0, params)
     return float(state[0])
 
 
@@ -61,7 +61,7 @@ def machine_tables(scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame, pd.D
                 equal = max(used, 0.5) * own if "equal" in beside else nobody
                 background = used * own if "background" in beside else nobody
                 p95, capacity, cpu, _ = service_state(
-                    target, 2, (1 << cores) - 1, siblings, background, equal, 0.0, params
+                    target, 2, (1 << cores) - 1, siblings, background, equal, nobody, 0.0, params
                 )
                 for rep in range(3):
                     rows.append(
