@@ -14,7 +14,7 @@ SCRIPTS  := $(wildcard train.py deploy.py)
 V2_TESTS := tests/live/test_weights.py tests/live/jobs/test_precedence.py tests/live/test_live_deploy.py \
 	tests/live/node/test_node.py -k "test_weights or test_precedence or run_to_their_end or check_says or held_started"
 # What runs and times real programs has the machine for itself; all else is shared out to processes.
-TIMED    := tests/benchmarks $(addprefix tests/deploy/,engines group linux load) tests/live $(addprefix tests/training/,machine study)
+TIMED    := tests/benchmarks $(addprefix tests/deploy/,engines group linux load) tests/live $(addprefix tests/training/,machine measuring study)
 # A machine that is shared takes vCPUs away for longer than some of these tests can bear: whoever fails
 # has two more tries, some time later, which are shown.
 RERUNS   := --reruns 2 --reruns-delay 10 -r fER

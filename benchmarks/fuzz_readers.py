@@ -74,8 +74,8 @@ from training.calibration.logs.course import JOBS
 from training.calibration.logs.run_logs import read_runs
 from training.calibration.logs.tables import COLUMNS, Remark, summarise
 from training.calibration.scans import cpu_limit, read_scans
-from training.machine.measure import Store
 from training.machine.published import REPORT, conclude, read
+from training.measuring.rounds import Store
 from training.recipe import RECIPE_FOLDER, load_recipe
 from training.refinement.live_run import read_live_run
 from training.study.study_plan import PLANS

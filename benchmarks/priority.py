@@ -45,9 +45,9 @@ from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, number, require_writable, whole_number, write_json
 from env.scenario import load_scenario
 from env.simulator.load import LoadTrace
-from training.machine import preflight
-from training.machine.pressure import STRESS
-from training.machine.testbed import sleep_until
+from training.measuring import preflight
+from training.measuring.pressure import STRESS
+from training.measuring.testbed import sleep_until
 
 MEANS = ("nothing", "weight", "class")
 JOBS = ("matrix", "cpu", "zlib", "cache")

@@ -50,10 +50,10 @@ from env.inputs.commandline import (
 )
 from env.scenario import Job
 from env.simulator.load import LoadTrace
-from training.machine import preflight
-from training.machine.pressure import STRESS, Beside
-from training.machine.readings import FOREIGN_LIMIT, requests_served
-from training.machine.testbed import Neighbour, Testbed, Timing, open_testbed, sleep_until
+from training.measuring import preflight
+from training.measuring.pressure import STRESS, Beside
+from training.measuring.readings import FOREIGN_LIMIT, requests_served
+from training.measuring.testbed import Neighbour, Testbed, Timing, open_testbed, sleep_until
 
 MODES = ("none", "weight", "idle", "equal")
 REST = "rest"

@@ -38,7 +38,7 @@ from env.errors import exit_on_bad_input
 from env.inputs.commandline import OneLineParser, whole_number
 from env.scenario import Job, load_scenario
 from env.simulator.load import LoadTrace
-from training.machine.testbed import require_running
+from training.measuring.testbed import require_running
 
 CALM_S = 4.0
 """Of load, before the first container."""

@@ -58,7 +58,8 @@ MAY_IMPORT = {
     },
     "training": {
         *("training/analysis", "training/calibration", "training/evaluation", "training/machine"),
-        *("training/placement", "training/refinement", "env", "env/inputs", "env/simulator"),
+        *("training/measuring", "training/placement", "training/refinement"),
+        *("env", "env/inputs", "env/simulator"),
     },
     "training/analysis": {"training", "env", "env/inputs", "env/physics"},
     "training/calibration/logs": {"env", "env/inputs"},
@@ -98,9 +99,13 @@ MAY_IMPORT = {
     },
     "training/machine": {
         *("training", "training/analysis", "training/calibration", "training/calibration/logs"),
-        *("training/refinement", "env/family"),
+        *("training/measuring", "training/refinement", "deploy/linux"),
+        *("env", "env/family", "env/inputs", "env/physics", "env/simulator"),
+    },
+    "training/measuring": {
+        *("training", "training/analysis"),
         *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/records"),
-        *("env", "env/inputs", "env/physics", "env/simulator"),
+        *("env", "env/family", "env/inputs", "env/simulator"),
     },
 }
 

@@ -38,7 +38,7 @@ from env.allocation import Weight
 from env.errors import InputError
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE, assert_as_found, needs_docker, needs_groups
-from training.machine.testbed import HEAVIEST
+from training.measuring.testbed import HEAVIEST
 
 MEMCACHED_WEIGHT = {1: 512, 2: 39}
 """39 is what Docker makes of its default on version 2."""

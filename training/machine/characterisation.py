@@ -42,12 +42,14 @@ from env.inputs.commandline import OneLineParser, number
 from env.scenario import Scenario, load_scenario
 from env.simulator.profile import Background, load_profile
 from training.analysis.findings import job_times
-from training.machine import experiment, preflight, published
+from training.machine import published
 from training.machine.fit_machine import fit_machine, write_profile
 from training.machine.job_traits import fit_pairs
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import FULL, QUICK, Campaign, CampaignPlan, Store, job_runs
-from training.machine.testbed import Testbed, open_testbed
+from training.measuring import experiment, preflight
+from training.measuring.campaign import FULL, QUICK, Campaign, CampaignPlan, job_runs
+from training.measuring.rounds import Store
+from training.measuring.testbed import Testbed, open_testbed
 from training.refinement.rehearsal import rehearse
 
 
@@ -108,7 +110,7 @@ def characterise(
     :param scenario: what it is measured for
     :param mode: how thoroughly
     :param out: folder of the results
-    :param despite_load: see `training.machine.testbed.open_testbed`
+    :param despite_load: see `training.measuring.testbed.open_testbed`
     :return: what was found, a sentence each, and how well
         (`training.machine.machine_report.summarise`)
     :raises InputError: if the machine or the folder cannot be used, or a measurement failed

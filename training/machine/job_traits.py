@@ -32,7 +32,7 @@ from env.simulator.profile import Parameter, Profile
 from training.analysis.curves import trusted
 from training.analysis.findings import ALONE, PAIRED
 from training.calibration.priors import JOB_PRIORS, RUN_SD
-from training.machine.samples import LOADED, SERVED, SERVING
+from training.measuring.samples import LOADED, SERVED, SERVING
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]

@@ -35,9 +35,9 @@ from training.analysis.report_page import (
     plot_speedups,
     write_page,
 )
-from training.machine.experiment import Factor
-from training.machine.pressure import BACKGROUND, EQUAL
-from training.machine.samples import MARGIN, SERVING
+from training.measuring.experiment import Factor
+from training.measuring.pressure import BACKGROUND, EQUAL
+from training.measuring.samples import MARGIN, SERVING
 from training.refinement.rehearsal import Verdict
 
 HERE = "here"
@@ -56,7 +56,7 @@ class Measured:
 
     :param latency: see `training.analysis.findings`
     :param jobs: see `training.analysis.findings`
-    :param actuation: see `training.machine.actuation`
+    :param actuation: see `training.measuring.actuation`
     :param factorial: like `latency`, a row for each run of the 2^k r experiment; may be empty
     :param factors: what that experiment varied
     :param verdicts: what a rehearsal says of the profile

@@ -25,7 +25,7 @@ from deploy.assembly import usable_hierarchy
 from deploy.linux.service_process import affinities
 from tests.live.conftest import PATIENCE, ROOT, needs_docker, needs_groups
 from tests.live.endings.as_found import Machine, machine
-from training.machine.testbed import end_leftovers
+from training.measuring.testbed import end_leftovers
 
 SEED = 21
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -12,9 +12,10 @@ from env.simulator.profile import load_profile
 from tests.live.conftest import needs_docker
 from training.machine.characterisation import characterise
 from training.machine.fit_machine import fit_machine
-from training.machine.measure import CampaignPlan, Store, job_runs
-from training.machine.samples import SERVING
-from training.machine.testbed import Timing
+from training.measuring.campaign import CampaignPlan, job_runs
+from training.measuring.rounds import Store
+from training.measuring.samples import SERVING
+from training.measuring.testbed import Timing
 from training.refinement.rehearsal import LIMITS, VERDICT_FILE
 
 BRIEF = CampaignPlan("brief", Timing(0.3, 0.1), (1, 1), 0.0, 40.0, 2.0)

@@ -24,21 +24,18 @@ from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import load_profile
 from tests.training.machine.conftest import CONTENT
 from training.analysis.queueing import SATURATED
-from training.machine import actuation
-from training.machine import testbed as testbed_module
 from training.machine.characterisation import machine_name, main, yardstick_us
-from training.machine.experiment import Factor
-from training.machine.fit_machine import ROOM, fit_machine, write_profile
+from training.machine.fit_machine import fit_machine, write_profile
+from training.machine.local_load import ROOM
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import (
-    GRID,
-    Campaign,
-    CampaignPlan,
-    Store,
-)
-from training.machine.pressure import Beside, pressure
-from training.machine.samples import shortened
-from training.machine.testbed import (
+from training.measuring import actuation
+from training.measuring import testbed as testbed_module
+from training.measuring.campaign import GRID, Campaign, CampaignPlan
+from training.measuring.experiment import Factor
+from training.measuring.pressure import Beside, pressure
+from training.measuring.rounds import Store
+from training.measuring.samples import shortened
+from training.measuring.testbed import (
     GROUP,
     Timing,
     end_leftovers,

@@ -13,17 +13,14 @@ from env.scenario import Job, Scenario, Service, load_scenario
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.curves import knee_qps, trusted
 from training.analysis.findings import curves, job_times
-from training.machine.experiment import Factor, factor
-from training.machine.fit_machine import LOOP_VCPUS, fit_machine, local_load, write_profile
+from training.machine.fit_machine import LOOP_VCPUS, fit_machine, write_profile
 from training.machine.job_traits import fit_pairs
+from training.machine.local_load import local_load
 from training.machine.machine_report import Measured, write_report
-from training.machine.measure import (
-    FULL,
-    GRID,
-    Campaign,
-    Store,
-)
-from training.machine.samples import LOADED, SERVED, shortened
+from training.measuring.campaign import FULL, GRID, Campaign
+from training.measuring.experiment import Factor, factor
+from training.measuring.rounds import Store
+from training.measuring.samples import LOADED, SERVED, shortened
 
 
 def true_parameters() -> np.ndarray:

@@ -13,7 +13,7 @@ from env.physics.parameters import REQUIRED_JOB_FIELDS
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
 from training.machine.job_traits import as_prior, dearer_beside, job_traits, left_by_load
-from training.machine.samples import LOADED, SERVED, SERVING
+from training.measuring.samples import LOADED, SERVED, SERVING
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from deploy.linux.stats_connection import StatsConnection
 from env.allocation import Weight
 from env.scenario import Job
 from env.simulator.load import LoadTrace
-from training.machine.pressure import SOURCES
-from training.machine.readings import requests_served
-from training.machine.testbed import Testbed, require_running, sleep_until
+from training.measuring.pressure import SOURCES
+from training.measuring.readings import requests_served
+from training.measuring.testbed import Testbed, require_running, sleep_until
 
 STARTS = 10
 CHANGES = 5  # of each kind per start

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from env.simulator.load import LoadTrace
-from training.machine.steadiness import POLL_S, SETTLE_S, find_stalls, find_steals, rows, watch
-from training.machine.testbed import open_testbed
+from training.measuring.steadiness import POLL_S, SETTLE_S, find_stalls, find_steals, rows, watch
+from training.measuring.testbed import open_testbed
 
 QPS = 60_000.0
 

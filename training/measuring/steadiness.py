@@ -18,8 +18,8 @@ from deploy.engines.memcached import Memcached
 from deploy.linux.service_process import pin
 from deploy.linux.stats_connection import StatsConnection
 from deploy.load.dynamic_load import Client
-from training.machine.readings import requests_served, stolen_s
-from training.machine.testbed import Testbed, sleep_until
+from training.measuring.readings import requests_served, stolen_s
+from training.measuring.testbed import Testbed, sleep_until
 
 POLL_S = 0.025
 SETTLE_S = 0.5

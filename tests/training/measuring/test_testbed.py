@@ -9,7 +9,7 @@ import pytest
 from deploy.deployment import usable_hierarchy
 from deploy.linux import standing
 from deploy.linux.service_process import thread_ids
-from training.machine.testbed import open_testbed
+from training.measuring.testbed import open_testbed
 
 pytestmark = pytest.mark.skipif(
     usable_hierarchy() is None or os.geteuid() != 0 or not shutil.which("memcached"),

@@ -13,19 +13,18 @@ import pytest
 from env.errors import InputError
 from env.scenario import Job, Scenario
 from training.analysis.findings import ALONE
-from training.machine import testbed as testbed_module
-from training.machine.experiment import combinations, factor, require
-from training.machine.measure import (
+from training.measuring import testbed as testbed_module
+from training.measuring.campaign import (
     WHOLE,
     WHOLE_COLUMNS,
     Campaign,
     CampaignPlan,
-    Store,
-    Task,
 )
-from training.machine.pressure import Row
-from training.machine.samples import MARGIN, next_whole_run
-from training.machine.testbed import (
+from training.measuring.experiment import combinations, factor, require
+from training.measuring.pressure import Row
+from training.measuring.rounds import Store, Task
+from training.measuring.samples import MARGIN, next_whole_run
+from training.measuring.testbed import (
     Timing,
 )
 from training.statistics import margin

@@ -18,7 +18,7 @@ import pandas as pd
 
 from env.scenario import Job, Scenario
 from training.analysis.findings import ALONE
-from training.machine.testbed import Testbed
+from training.measuring.testbed import Testbed
 from training.statistics import margin
 
 OPERATIONS = re.compile(r"(--[a-z0-9-]+-ops)(?:=(\d+))?$")

@@ -9,8 +9,8 @@ import pytest
 
 from env.scenario import Job, load_scenario
 from training.analysis.findings import ALONE
-from training.machine.measure import WHOLE_COLUMNS
-from training.machine.samples import LOADED, SERVING, company, is_cut, next_whole_run
+from training.measuring.campaign import WHOLE_COLUMNS
+from training.measuring.samples import LOADED, SERVING, company, is_cut, next_whole_run
 
 VCPUS, MOST = 2, 3
 

@@ -60,9 +60,9 @@ from env.allocation import Weight
 from env.errors import InputError, fault
 from env.scenario import Job
 from env.simulator.load import LoadTrace
-from training.machine.preflight import needs_docker
-from training.machine.pressure import Beside
-from training.machine.readings import (
+from training.measuring.preflight import needs_docker
+from training.measuring.pressure import Beside
+from training.measuring.readings import (
     FOREIGN_LIMIT,
     Counters,
     cpu_s,

@@ -1,41 +1,35 @@
 """
-Measure this machine: what to measure, how often, and a store that remembers what is done.
+Measure this machine: what to measure, and how often.
 
-The unit is a *round*: one sweep over the loads of one arrangement, or one run of a job. A round is
-written when it has ended, so an interrupted characterisation goes on with the next one. First
+The unit is a *round*: one sweep over the loads of one arrangement, or one run of a job. First
 everything is measured `rounds[0]` times. Then the points that are not known yet are measured
 again, all of them in turns, until they are known, have been measured `rounds[1]` times, or the
-time is used up. A point is known when half the width of the 95 % interval is at most `MARGIN` of
-the mean; what other processes disturbed does not count. Jobs of which no part can be run have a
-budget of their own (`training.machine.samples`).
+time is used up (`training.measuring.rounds`). Jobs of which no part can be run have a budget of
+their own (`training.measuring.samples`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 
 from deploy.jobs.runtimes import JobFailedError, RuntimeUnavailableError
-from deploy.linux.own_folder import OwnFolder
 from deploy.linux.realtime import last_cpu
 from deploy.load.generator import CONNECTIONS
 from env.allocation import Weight
-from env.errors import InputError, fault
-from env.inputs.text_files import read_json
+from env.errors import InputError
 from env.scenario import Job, Scenario
 from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
-from training.machine import samples, steadiness
-from training.machine.actuation import Stopwatch, sensor_noise, time_runtime, time_service
-from training.machine.experiment import DEFAULT, Factor, combinations
-from training.machine.pressure import (
+from training.measuring import samples, steadiness
+from training.measuring.actuation import Stopwatch, sensor_noise, time_runtime, time_service
+from training.measuring.experiment import DEFAULT, Factor, combinations
+from training.measuring.pressure import (
     BACKGROUND,
     EQUAL,
     ON_SAME_CORE,
@@ -45,8 +39,8 @@ from training.machine.pressure import (
     Row,
     pressure,
 )
-from training.machine.samples import (
-    MARGIN,
+from training.measuring.rounds import Store, Task
+from training.measuring.samples import (
     PART_LIMIT_S,
     SAMPLE_S,
     SERVING,
@@ -57,8 +51,7 @@ from training.machine.samples import (
     scaled,
     shortened,
 )
-from training.machine.testbed import Testbed, Timing, sleep_until
-from training.statistics import margin
+from training.measuring.testbed import Testbed, Timing, sleep_until
 
 RISING_QPS = (100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 800_000)
 """Loads that look for one vCPU's largest throughput: far past it, memcached serves less again."""
@@ -79,7 +72,6 @@ SECOND_VCPU = 0.35  # of one vCPU's throughput, that a second one beside the loa
 OVERHEAD_S = 1.5  # of a sweep, for its memcached, records and load
 START_ROOM_S = 10.0  # for the start of a container
 ACTUATION_S = {"actuation": 8.0, "docker": 20.0}
-NAMES = dict.fromkeys(("what", "job", "beside"), str)  # a job may be called `1` or `null`
 
 
 @dataclass(frozen=True)
@@ -121,124 +113,6 @@ FULL = CampaignPlan(
     pairs=True,
     factors=DEFAULT,
 )
-
-
-class Store:
-    """
-    Tables in a folder that grow round by round.
-
-    :param folder: made if it is not there; nobody else may write to it
-    :param purpose: what the tables are of; a folder with another purpose is refused
-    :raises InputError: if the folder cannot be used
-    """
-
-    def __init__(self, folder: Path, purpose: dict[str, object]):
-        self.folder = folder
-        try:
-            OwnFolder(folder).close()  # root writes to it
-            plan = folder / "plan.json"
-            if plan.exists() and read_json(plan, "a characterisation's plan") != purpose:
-                raise InputError(
-                    f"{folder}: holds another characterisation (scenario, mode, factors or machine "
-                    "differ from its plan.json); give another folder"
-                )
-            plan.write_text(json.dumps(purpose, indent=1) + "\n", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{folder}: cannot be used: {fault(error)}") from error
-
-    def table(self, name: str) -> pd.DataFrame:
-        """
-        A table as far as it is filled.
-
-        :param name: name of the table
-        """
-        path = self.folder / f"{name}.csv"
-        if not path.exists():
-            return pd.DataFrame({"what": [], "rep": []})
-        return pd.read_csv(path, dtype=NAMES, keep_default_na=False, na_values=[""])
-
-    def rows(self, name: str, key: str) -> pd.DataFrame:
-        """
-        The rows of all rounds of one thing.
-
-        :param name: name of the table
-        :param key: what the rounds are of
-        """
-        table = self.table(name)
-        return table[table["what"] == key]
-
-    def spent_s(self, names: Sequence[str]) -> float:
-        """
-        How long the rounds of some tables have taken.
-
-        :param names: names of the tables
-        :return: seconds
-        """
-        tables = [self.table(name) for name in names]
-        rounds = [t.drop_duplicates(["what", "rep"])["round_s"] for t in tables if len(t)]
-        return float(sum(seconds.sum() for seconds in rounds))
-
-    def add(self, name: str, key: str, rows: Sequence[Row], took_s: float) -> None:
-        """
-        Write a round; a file is replaced whole, so that it never holds a part of one.
-
-        :param name: of the table
-        :param key: what the round is of
-        :param rows: its rows
-        :param took_s: how long it took [s]
-        """
-        old = self.table(name)
-        number = int(old.loc[old["what"] == key, "rep"].nunique())
-        new = pd.DataFrame([{"what": key, "rep": number, **row, "round_s": took_s} for row in rows])
-        table = new if old.empty else pd.concat([old, new], ignore_index=True)
-        path = self.folder / f"{name}.csv"
-        part = path.with_suffix(".part")
-        table.to_csv(part, index=False, float_format="%.7g")
-        part.replace(path)
-
-
-@dataclass(frozen=True)
-class Task:
-    """
-    Something to measure, in rounds.
-
-    :param table: name of the table that receives its rows
-    :param key: name of the task
-    :param point: the column that tells its points apart
-    :param points: their values
-    :param response: the column that is to be known
-    :param seconds: what a round takes, about
-    :param run: measures a round of some of the points
-    """
-
-    table: str
-    key: str
-    point: str
-    points: tuple[int, ...]
-    response: str
-    seconds: float
-    run: Callable[[Testbed, Sequence[int]], list[Row]] = field(repr=False)
-
-    def unknown(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> list[int]:
-        """
-        The points that are to be measured again.
-
-        :param rows: what was measured
-        :param rounds: calm ones at least, and all at most
-        """
-        if rows.empty:
-            return list(self.points)
-        groups = dict(iter(rows.groupby(self.point)))
-        return [point for point in self.points if not self._settled(groups[point], rounds)]
-
-    def _settled(self, rows: pd.DataFrame, rounds: tuple[int, int]) -> bool:
-        least, most = rounds
-        calm = rows.loc[rows["disturbed"] == 0, self.response]
-        if len(rows) >= most or calm.isna().any():  # a job that does not end in time
-            return True
-        return len(calm) >= least and margin(calm.tolist()) <= MARGIN
 
 
 WHOLE_COLUMNS = ("job", "threads", "beside", "real_s", "cpu_s", "cycles")
@@ -453,7 +327,8 @@ class Campaign:
                 for point in points:
                     # Both right after each other: a host may be half as fast a minute later.
                     job, (beside, cores) = jobs[point // len(met)], met[point % len(met)]
-                    threads, (part, overhead_s) = job.threads[0], self._part(testbed, job)
+                    threads = job.threads[0]
+                    part, overhead_s = self._part(testbed, job)
                     cut, part = shortened(job, samples.SERVED_PART * part, threads)
                     yields = Weight.BACKGROUND
                     row = testbed.time_job(cut, threads, cores, PART_LIMIT_S, weight=yields)

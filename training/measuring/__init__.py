@@ -1,0 +1,5 @@
+"""
+What does this machine do?
+
+Rounds of measurements with real memcached, load and jobs, written to tables.
+"""
