@@ -216,8 +216,8 @@ class DockerRuntime:
         """
         Keep who looks after a container, and all that it starts, off memcached's vCPUs.
 
-        When the container ends it clears up at normal weight, for some 50 ms (docs/live.md). Where
-        it may not be moved it stays where it is.
+        When the container ends it clears up at normal weight, for some 50 ms (docs/measured.md).
+        Where it may not be moved it stays where it is.
         """
         if not self._apart:
             return

@@ -5,7 +5,7 @@ A deployment finds it with everybody's weight, and a busy program on its vCPU th
 for whole slices. So its threads get the kernel's real-time class SCHED_RR, at the least priority
 (`deploy.linux.standing`): they run as soon as they wake, whoever else does. More weight does not
 do that: a program that begins to run on memcached's vCPU got whole slices before a memcached of 87
-times its weight (`benchmarks.priority`, docs/live.md).
+times its weight (`benchmarks.priority`, docs/measured.md).
 
 Where the kernel refuses that class, memcached's own group weighs `TIMES` as much as it was found
 with: its control group, or in the root group its session's autogroup (sched(7)), by which the
@@ -37,7 +37,7 @@ TIMES = 100
 How much more memcached's group weighs, where weight is all there is.
 
 When another program begins to run on memcached's vCPU, four to five times as many requests are late
-with ten in its place (docs/live.md). On a vCPU that memcached never leaves, a loop that has no
+with ten in its place (docs/measured.md). On a vCPU that memcached never leaves, a loop that has no
 real-time priority waits by this factor, and so does every other program, such as Docker.
 """
 

@@ -33,7 +33,7 @@ from training.measuring.pressure import BACKGROUND, EQUAL
 
 LOAD_OVER_KNEE = 1.15
 ADDS = 1 / 3  # of a proportional gain: free vCPUs add more, one that a client holds adds less
-ROOM = 1.6  # knees of one shared VM, within an hour: 179K and 115K requests/s (docs/live.md)
+ROOM = 1.6  # knees of one shared VM, within an hour: 179K and 115K requests/s (docs/measured.md)
 LEAST_SCANNED = 5  # loads that have a calm scan, for a knee to be told from them
 APART = 1.25  # p95 beside equal-weight work over p95 alone, under which the SLO tells nothing
 BACKGROUND_WORK = f"cpu ({BACKGROUND})"
