@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "training/measuring": {
         *("training", "training/analysis"),
         *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/records"),
-        *("env", "env/family", "env/inputs", "env/simulator"),
+        *("env", "env/inputs", "env/simulator"),
     },
 }
 

@@ -10,8 +10,8 @@ answers three questions, in this order:
    vCPU with an idle sibling before one with a busy sibling; what does not fit is spread so that
    the loads even out, as the kernel's load balancer does. Narrow sets and few threads settle
    first, jobs that differ in neither settle as one.
-2. *Who gets an overloaded vCPU?* A load generator of the machine's own first, which runs on the
-   last one; then memcached, except that a job of equal weight may take half; then the normal jobs,
+2. *Who gets an overloaded vCPU?* A load generator of the machine's own first, wherever it runs;
+   then memcached, except that a job of equal weight may take half; then the normal jobs,
    then the background ones. Jobs of one weight share a vCPU as sibling cgroups do: in proportion to
    the part of each job's weight that its threads bring there. A job with a CPU quota asks for no
    more than that: it runs for a part of each quota period only.

@@ -15,7 +15,7 @@ bounded number of outstanding requests leave a curve that a few terms describe:
   than equal-weight work leaves it; it is few requests' wait, so it stretches the tail and leaves
   the median as it is;
 * what batch work costs: SMT siblings, shared vCPUs, the memory system;
-* what a load generator on the machine itself takes of the last vCPU.
+* what a load generator on the machine itself takes of its vCPU.
 
 Units: seconds, microseconds (`_us`), requests per second (`_qps`), fractions of one vCPU.
 """

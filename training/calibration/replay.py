@@ -157,6 +157,7 @@ def host_of(run: RunTrace, physics: Physics) -> npt.NDArray[Any]:
     host.service_params, host.host_params = physics.service, physics.host
     host.job_params = physics.jobs[[JOBS.index(job.name) for job in run.jobs]]
     host.cost_params = physics.costs
+    host.client_vcpu = len(SIBLINGS) - 1
     host.service_threads = run.service_threads
     host.threads = [job.threads for job in run.jobs]
     host.true_state = PENDING
