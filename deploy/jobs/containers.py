@@ -29,6 +29,7 @@ from deploy.jobs.runtimes import (
 from deploy.linux import standing
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
 from deploy.linux.service_process import pin, stat_fields
+from deploy.linux.signals import held
 from deploy.records import proof
 from env.allocation import Weight
 from env.errors import fault
@@ -257,14 +258,16 @@ def sdk() -> Any:
     Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start.
 
     Its HTTP library does without what guesses a text's encoding, which takes 3 MiB: Docker's texts
-    are UTF-8.
+    are UTF-8. A signal waits for the import: half a library has none of the errors that whoever is
+    interrupted asks it for.
     """
     warnings.filterwarnings("ignore", "Unable to find acceptable character detection")
-    spared = sys.modules.setdefault(GUESSER, cast("ModuleType", None)) is None
-    import docker
+    with held():
+        spared = sys.modules.setdefault(GUESSER, cast("ModuleType", None)) is None
+        import docker
 
-    if spared:
-        del sys.modules[GUESSER]  # who needs it may have it
+        if spared:
+            del sys.modules[GUESSER]  # who needs it may have it
     return docker
 
 

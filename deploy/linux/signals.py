@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -15,7 +16,14 @@ PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold back what asks this program to end, for a short while that must not be broken off."""
+    """
+    Hold back what asks this program to end, for a short while that must not be broken off.
+
+    In another thread than the main one nothing is to be held: signals are the main one's to answer.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     came: list[int] = []
     before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in STOPPING}
     try:
