@@ -519,10 +519,10 @@ def _pace(
     seconds *= max(1.0, demand / own)
     neighbours = pressure - job_params[job, PRESSURE] * own + service_pressure
     slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
-    met = 0.0
+    interrupted = 0.0
     for core in range(n_cores):
-        met += job_params[job, INTERRUPTION] * client[core] * used[job, core]
-    slow_down *= 1.0 + met / own
+        interrupted += job_params[job, INTERRUPTION] * client[core] * used[job, core]
+    slow_down *= 1.0 + interrupted / own
     return host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
 
 
