@@ -1,8 +1,9 @@
 """
 Imitation for many scenarios at once: teachers for each, one network that follows them all.
 
-What any of a scenario's teachers would do is right, as they are as good as each other; where one of
-them would keep, all do, as what one moves another would move back. In rounds, as in
+A scenario's teachers are as good as each other, but what one moves another may move back. So those
+are followed that have the fewest edits left to where they want the host, and any of these is right:
+it brings the host nearer, and where one of them would keep, all do. In rounds, as in
 `training.imitation`: first the teachers play, then the network does on half of the machines, and
 its teachers say what it should have done (DAgger). Nine decisions of ten keep; of those only some
 are learned from.
@@ -43,7 +44,7 @@ def teach_batch(
     """
     What the teachers of each host's scenario would do (`training.imitation.expert.expert_edit`).
 
-    Where one of them keeps, all do.
+    A schedule that has more edits left than another to where it wants the host does as that one.
 
     :param hosts: structured array[B]
     :param playing: int64[B], the scenario of each host
@@ -63,21 +64,24 @@ def teach_batch(
     :param overflow: int64[S], bit masks
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
-    :param edits: int64[B, K], receives the edits; with fewer schedules the first's once more
+    :param edits: int64[B, K], receives the edits; with fewer schedules one of them once more
     """
     for b in range(hosts.shape[0]):
-        s = playing[b]
-        for k in range(n_schedules[s]):
-            edits[b, k] = expert_edit(
-                hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]], order[s, k, : n_jobs[s]],
-                late[s, k], threshold_qps[s, k], at_once[s, k], front[s, k], interrupts[s, k],
-                choices[s, : n_choices[s]], overflow[s], release, unprobed,
-            )  # fmt: skip
-            if edits[b, k] == KEEP:
-                edits[b] = KEEP
-                break
-        else:
-            edits[b, n_schedules[s] :] = edits[b, 0]
+        s, nearest, fewest = playing[b], KEEP, 0
+        for k in range(edits.shape[1]):
+            if k < n_schedules[s]:
+                edit, remaining = expert_edit(
+                    hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]],
+                    order[s, k, : n_jobs[s]], late[s, k], threshold_qps[s, k], at_once[s, k],
+                    front[s, k], interrupts[s, k], choices[s, : n_choices[s]], overflow[s], release,
+                    unprobed,
+                )  # fmt: skip
+                if k == 0 or remaining < fewest:
+                    nearest, fewest = edit, remaining
+                    edits[b, :k] = nearest
+                edits[b, k] = edit if remaining == fewest else nearest
+            else:
+                edits[b, k] = nearest
 
 
 class Teachers:
@@ -112,7 +116,7 @@ class Teachers:
         self._edits = np.zeros((len(machines.hosts), shape[1]), np.int64)
 
     def slots(self) -> np.ndarray:
-        """What each machine might do now, int64[B, K]; by the best schedule, the first."""
+        """What each machine might do now, int64[B, K]: the edits of the nearest schedules."""
         machines, imitation = self._machines, self._imitation
         teach_batch(
             machines.hosts, machines.playing, machines.rows, machines.n_edits, *self._tables,

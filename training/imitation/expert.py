@@ -1,9 +1,9 @@
 """
 The expert: it follows one good schedule, edit by edit, from any state on any machine.
 
-The schedule comes from a search over training traces (`training.evaluation.schedule_search`). The
-expert follows it on hosts of every kind the recipe asks for, and from states that the schedule
-would not have led to, too.
+The schedule comes from a search over training traces (`training.evaluation.schedule_search`, for a
+network for any scenario `training.general.list_schedules`). The expert follows it on hosts of every
+kind the recipe asks for, and from states that the schedule would not have led to, too.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def _legal_edit(h, rows, kind, job, cores, weight, threads):
 
 @compiled
 def _up_to(choices, most, qps, threshold_qps):
-    """The smallest of memcached's sets that serves a load, a bit mask; `most` if none does."""
+    """The smallest of memcached's sets that serves a load, a bit mask; `most` for the largest."""
     fitting = set_for(choices, qps, threshold_qps)
     return most if fitting == choices[-1, 0] else fitting
 
@@ -88,8 +88,10 @@ def expert_edit(
     :param overflow: memcached's largest set, a bit mask
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
-    :return: index of the edit
+    :return: index of the edit, and how many are left that could be made now; a start counts two, as
+        a place may follow
     """
+    first, remaining = KEEP, 0
     if h.probed_p95_us <= 0.0:
         threshold_qps *= unprobed
     elif h.worst_p95_us > h.slo_us:
@@ -101,7 +103,8 @@ def expert_edit(
     if service != h.desired_service:
         edit = _legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
-            return edit
+            first = edit
+            remaining += 1
     unfinished = 0
     for job in range(jobs.shape[0]):
         unfinished += h.job_state[job] != DONE
@@ -118,7 +121,8 @@ def expert_edit(
         if room and surplus:
             edit = _legal_edit(h, rows, PAUSE, job, 0, 0, 0)
             if edit != KEEP:
-                return edit
+                first = edit if first == KEEP else first
+                remaining += 1
     for position in range(order.shape[0]):
         job = order[position]
         if chosen >> job & 1 == 0:
@@ -126,7 +130,8 @@ def expert_edit(
         if h.state[job] == PENDING:
             edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
             if edit != KEEP:
-                return edit
+                first = edit if first == KEEP else first
+                remaining += 2  # it may have to be placed, too
             continue
         where, how = jobs[job, cores], jobs[job, weight]
         if in_front >> job & 1 == 0:
@@ -134,8 +139,9 @@ def expert_edit(
         if left or how == BACKGROUND:
             edit = _legal_edit(h, rows, PLACE, job, where, how, 0)
             if edit != KEEP:
-                return edit
-    return KEEP
+                first = edit if first == KEEP else first
+                remaining += 1
+    return first, remaining
 
 
 @compiled
@@ -145,7 +151,7 @@ def expert_edits(
 ):  # fmt: skip
     """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
-        edits[b] = expert_edit(
+        edits[b], _ = expert_edit(
             hosts[b], rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
             overflow, release, unprobed,
         )  # fmt: skip

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import agents
-from env.codes import DONE, NORMAL, PAUSED, RUNNING
+from env.action import apply_edit
+from env.codes import DONE, KEEP, NORMAL, PAUSED, RUNNING
 from env.reward import TERMS, UNIT_S
 from env.scenario import FAMILY_ROOM, load_scenario
 from env.sets.tokens import Layout
+from env.simulator.kernel import apply_desired_at
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
 from training.evaluation.episodes import EpisodeStart, run_episode
 from training.evaluation.schedule_search import AFTER, LATE_WEIGHT, WEIGHT, in_turn
@@ -21,7 +23,8 @@ from training.general.list_schedules import AS_GOOD, MOST_AS_GOOD, QuickSearch
 from training.general.machines import Setup
 from training.general.mixed_env import BASELINE_RETURN, MixedVecEnv
 from training.general.setups import drawn_scenarios, find_setups
-from training.general.teaching import Teachers
+from training.general.teaching import Teachers, random_slot
+from training.imitation.expert import expert_edit
 from training.recipe import Imitation, load_recipe
 
 LAYOUT = Layout(12, 16)
@@ -157,6 +160,53 @@ def test_who_learns_keeps_where_any_teacher_would() -> None:
         running.append(int((machines.hosts["state"][0] == RUNNING).sum()))
     assert running == [3, 1, 1, 1]
     assert all(0 not in slots or set(slots) == {0} for slots in told)
+
+
+def test_where_jobs_may_share_each_taught_edit_brings_the_host_nearer_to_a_list() -> None:
+    """Several lists do not move back what another of them moved."""
+    scenario = load_scenario("family-report-77-34")  # 8 jobs on 4 vCPUs, some of them memcached's
+    plan = in_turn(scenario, 3)
+    plan.jobs[:, AFTER] = -1
+    normal = plan.jobs.copy()
+    normal[:, WEIGHT] = normal[:, LATE_WEIGHT] = NORMAL
+    schedules = [
+        replace(plan, at_once=3),
+        replace(plan, jobs=normal, at_once=3, front=1),
+        replace(plan, jobs=normal, at_once=3, front=3, threshold_qps=0.6 * plan.threshold_qps),
+        replace(plan, at_once=2, order=plan.order[::-1].copy()),
+    ]
+    setup = Setup(EpisodeFactory(scenario, room=FAMILY_ROOM), schedules, LAYOUT)
+    environments = MixedVecEnv([setup], 1, seed=3)
+    machines, shown = environments.machines, environments.reset()
+    teachers, rng = Teachers(machines, imitation()), np.random.default_rng(7)
+    rows, how = machines.rows[0, : machines.n_edits[0]], imitation()
+
+    def edits_left(host: np.ndarray) -> list[int]:
+        return [
+            expert_edit(
+                host, rows, one.jobs, one.order, one.late, one.threshold_qps, one.at_once,
+                one.front, one.interrupts, setup.choices, setup.overflow, how.release,
+                how.unprobed,
+            )[1]
+            for one in schedules
+        ]  # fmt: skip
+
+    differing = 0
+    for _ in range(150):
+        slots, before = teachers.slots()[0], edits_left(machines.hosts[0])
+        taught = {int(setup.edit_of[slot]) for slot in slots.tolist()}
+        assert (taught == {KEEP}) == (min(before) == 0)
+        for edit in taught - {KEEP}:
+            then = machines.hosts.copy()
+            apply_edit(then.view(np.recarray)[0], rows, edit)
+            apply_desired_at(then, 0, 1)
+            assert min(edits_left(then[0])) < min(before)
+        differing += len(taught) > 1
+        # Half of the time it goes astray, so that every list has something left to do.
+        astray = random_slot(environments, shown[0], rng)
+        chosen = astray if rng.random() < 0.5 else rng.choice(slots)
+        shown, _, _, _ = environments.step(np.array([chosen]))
+    assert differing > 10
 
 
 def test_who_is_in_front_has_normal_weight_and_the_others_fill_the_background() -> None:
