@@ -35,6 +35,9 @@ CLUSTER_SCENARIOS = ("cca-part3",)
 MAX_JOBS = 20
 """What is open to all jobs fits one 64-bit word (`env.action.open_edits`)."""
 
+MAX_VCPUS = 62
+"""Sets of vCPUs are bit masks, and `1 << vcpus` must fit a signed word of 64 bits."""
+
 MOST_MEMBERS = 16
 """So many memcacheds are one service at most."""
 
@@ -60,7 +63,7 @@ class Machine(_Part):
     :param memory_mib: memory for all jobs [MiB]
     """
 
-    vcpus: Annotated[int, Field(ge=2, le=62)]
+    vcpus: Annotated[int, Field(ge=2, le=MAX_VCPUS)]
     smt_siblings: tuple[tuple[int, int], ...] = ()
     memory_mib: PositiveInt
 

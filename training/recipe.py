@@ -40,7 +40,8 @@ class Imitation(BaseModel):
     :param epochs: passes over all demonstrations so far, in each round; from the second round on
         the network plays
     :param batch_size: decisions in one minibatch
-    :param learning_rate: Adam's step size at the start of a round; falls linearly to 0
+    :param learning_rate: Adam's step size at the start of a round; falls linearly to 0, for a
+        network of many scenarios to a fiftieth
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,6 +74,12 @@ class Network(BaseModel):
     heads: PositiveInt
     wide: PositiveInt
     layers: PositiveInt
+
+    @model_validator(mode="after")
+    def _has_whole_heads(self) -> "Network":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+        return self
 
 
 class Recipe(BaseModel):

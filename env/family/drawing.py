@@ -34,7 +34,7 @@ MEASURED_VCPUS = 4
 MOST_DEVIATIONS = 2.0
 """Traits lie so many standard deviations of their spread from the measured ones at most."""
 
-# What a job's traits may be at most, as in `env.simulator.profile.LIMITS`.
+# What traits may be at most; drawn jobs are less serial than `env.simulator.profile.LIMITS` allow.
 TRAIT_LIMITS = {"serial_fraction": 0.95, "smt": 1.0, "cores_per_thread": 4.0}
 SERVICE_LIMITS = {"smt": 1.0, "batch_smt": 1.0, "cpu_limit": 1.0, "equal_share": 0.95}
 WORK, OVERHEAD = "work_s", "launch_overhead_s"
@@ -286,7 +286,7 @@ def _draw_jobs(
 
 
 def _draw_threads(vcpus: int, one_thread_share: float, rng: np.random.Generator) -> list[int]:
-    """Allowed thread counts: one, any up to the vCPUs, or powers of two up to them."""
+    """Allowed thread counts: one, powers of two up to the vCPUs, or a few and all as well."""
     if rng.random() < one_thread_share:
         return [1]
     powers = [1 << power for power in range(vcpus.bit_length()) if 1 << power <= vcpus]

@@ -27,8 +27,8 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | vcpus, C x VCPU | it exists; memcached may get the set it names (`pointers`); places that |
 | | begin with it exist: a core at background, normal weight, itself alone; memcached holds it, |
 | | it lies in the smallest set, in the refuge; its sibling exists, memcached holds that one; |
-| | busy share; threads of normal, background jobs there / 4; busy share of the sibling; its |
-| | number / C |
+| | busy share; threads of background, normal jobs there / 4; busy share of the sibling; its |
+| | number over how many the machine has |
 | siblings, C | the sibling's number + 1, 0 without one |
 | jobs, J x JOB | it can start, be placed, be paused; it is pending, running, paused; it has a |
 | | profile; done share of the known work, at most 2; lg of the known work left, of the CPU time |

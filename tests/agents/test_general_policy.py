@@ -22,7 +22,7 @@ from agents.ppo.general_policy import GeneralPolicy
 from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
 from env.reward import TERMS
-from env.scenario import Scenario, load_scenario
+from env.scenario import MAX_JOBS, MAX_VCPUS, Scenario, load_scenario
 from env.sets.pointers import edits_of, legal_slots
 from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
@@ -109,6 +109,30 @@ def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
             logits = model.policy.network(sets)[0].numpy()
         scores.append(logits[0, machines.setup(0).tokens.slot_of])
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+def test_numpy_scores_like_torch_on_a_machine_of_as_many_vcpus_as_may_be(
+    model: GeneralPPO, path: Path
+) -> None:
+    drawn = load_scenario("family-report-1-12")
+    assert len(drawn.jobs) == 19
+    pairs = [[vcpu, vcpu + 1] for vcpu in range(0, MAX_VCPUS, 2)]
+    wide = drawn.with_changes(machine={"vcpus": MAX_VCPUS, "smt_siblings": pairs})
+    layout = Layout(MAX_JOBS, MAX_VCPUS)
+    table = token_table(wide, layout)
+    row = table.blank.copy()
+    row[:3] = 1.0  # it may keep, and there are places on all vCPUs
+    jobs_at, n_job = layout.offsets[6:8]
+    for job in range(len(wide.jobs)):
+        row[jobs_at + job * n_job + np.array([0, 3])] = 1.0  # it is pending, and can start
+    sets = Sets(row[None], layout)
+    with torch.no_grad():
+        theirs = model.policy.network(sets)[0].numpy()[0, table.slot_of]
+    network = SingleAttention(read_general_checkpoint(path).arrays, table)
+    network.row[:] = row
+    legal = sets.legal[0, table.slot_of] > 0.5
+    assert legal.sum() > len(wide.jobs)
+    assert network.scores()[legal] == pytest.approx(theirs[legal], abs=2e-5)
 
 
 def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: MixedVecEnv) -> None:

@@ -141,7 +141,7 @@ class Pointed(torch.autograd.Function):
         ctx: Any, keep: Tensor, from_vcpus: Tensor, from_jobs: Tensor, there: Tensor, sets: Sets
     ) -> Tensor:
         """
-        Scores, float32[B, n_slots], 0 where a slot is not legal.
+        Scores, float32[B, n_slots], of no meaning where a slot is not legal.
 
         :param ctx: torch's, keeps what `backward` needs
         :param keep: float32[B, 1]

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from agents.ppo.attention_network import HOLDS, KEY, ON, OTHER, SELF, SIBLING
+from env.scenario import MAX_JOBS, MAX_VCPUS
 from env.sets.pointers import CORE, EVERYWHERE, MOST_THREADS
 
 _FAST: dict[str, Any] = {
@@ -22,8 +23,8 @@ _FAST: dict[str, Any] = {
     "fastmath": {"contract", "nsz"},
 }  # fmt: skip
 _f32, _i32 = np.float32, np.int32
-_MOST = 64
-"""Tokens of a set at most."""
+_MOST = -(-(2 + MAX_VCPUS + MAX_JOBS) // 8) * 8
+"""Tokens of a set at most, the host's and memcached's among them; whole vectors of them."""
 
 
 @numba.njit(inline="always")
@@ -310,7 +311,7 @@ def point(
     logits,
 ):  # fmt: skip
     """
-    The scores of the legal slots.
+    The scores of the slots.
 
     :param observations: float32[B, size]
     :param layout: `env.sets.tokens.Layout.offsets`
@@ -322,7 +323,7 @@ def point(
     :param from_vcpus: float32[Tv, FROM_VCPU]
     :param from_jobs: float32[Tj, FROM_JOB]
     :param there: float32[3], added where a place's vCPU is the job's already
-    :param logits: float32[B, n_slots], receives the scores, 0 where a slot is not legal
+    :param logits: float32[B, n_slots], receives the scores, some of those that are not legal, too
     """
     n_vcpus, cores_at = layout[1], layout[8]
     per_job = CORE + 3 * n_vcpus + 1

@@ -60,8 +60,9 @@ class AttentionPolicy(ActorCriticPolicy):
         :param deterministic: take each state's likeliest slot and draw none
         """
         if deterministic:
-            actions = self.get_distribution(obs).mode()
-            return actions, *self.evaluate_actions(obs, actions)[:2]
+            with torch.no_grad():
+                actions = self.get_distribution(obs).mode()
+                return actions, *self.evaluate_actions(obs, actions)[:2]
         sets = self._sets(obs)
         with torch.no_grad():
             logits, values = self.network(sets)

@@ -31,13 +31,14 @@ def train_general(
     """
     Train one network on the scenarios of a recipe, writing TensorBoard and checkpoints.
 
-    An interruption (Ctrl-C) ends the run after saving `last.zip`.
+    An interruption (Ctrl-C) of PPO ends the run after saving `last.zip`; one of the search or the
+    imitation saves nothing.
 
     :param recipe: how to train, and on what
     :param seed: of everything random
     :param folder: of this run
     :param resume: a checkpoint for any scenario to go on from
-    :return: the best checkpoint's figures on the selection traces, means over the scenarios
+    :return: the best checkpoint's figures on the selection traces, see `GeneralEvaluation`
     :raises InputError: if the checkpoint to resume does not fit
     """
     assert recipe.network is not None and recipe.imitation is not None
@@ -117,6 +118,9 @@ def new_model(recipe: Recipe, environments: MixedVecEnv, seed: int, begun: int =
 class GeneralEvaluation(BaseCallback):
     """
     Scores the policy on the selection traces of every scenario, and keeps the best.
+
+    Where there are drawn scenarios these alone tell which is the best, by the mean of those whose
+    jobs are all there at once and those whose jobs arrive; else the recipe's own do.
 
     :param setups: the scenarios to choose by; those of the recipe first
     :param named: the recipe's
@@ -198,7 +202,7 @@ def rank(found: dict[str, float]) -> tuple[float, float]:
     """
     What checkpoints are ordered by, the best first: how many episodes are not done, then the cost.
 
-    :param found: means over the scenarios
+    :param found: see `GeneralEvaluation`
     """
     return -found["completed"], found["cost"]
 

@@ -245,6 +245,7 @@ def test_our_adam_is_torchs():
         torch.testing.assert_close(ours, theirs)
 
 
+GENERAL = (RECIPE_FOLDER / "general.yaml").read_text()
 BEST = (RECIPE_FOLDER / "best.yaml").read_text()
 
 
@@ -258,6 +259,10 @@ BEST = (RECIPE_FOLDER / "best.yaml").read_text()
         (
             lambda text: text + "imitation: {calm: 1}\n",
             "unknown field; .* in imitation search_traces,",
+        ),
+        (
+            lambda text: GENERAL.replace("heads: 4", "heads: 3"),
+            "network: .*width 80 is no multiple of 3 heads",
         ),
         (lambda text: BEST.replace("[4, 4, 8]", "[]"), "imitation.epochs: .*at least 1"),
         (lambda text: BEST.replace("unprobed: 0.65", "unprobed: 1.5"), "imitation.unprobed: "),
