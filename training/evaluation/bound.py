@@ -227,6 +227,9 @@ def bound_report(
     """
     How far the best possible is, on average; see `docs/bound.md`.
 
+    The bound is of the makespan, the search for what counts, see
+    `training.evaluation.schedule_search.best_schedules`.
+
     :param factory: what the episodes look like
     :param starts: the episodes to bound
     :param searched: so many of them, the first, get the search, which takes seconds each

@@ -27,7 +27,7 @@ from env.family.drawing import draw, drawn_names
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import Run, run_episodes, starts_from
-from training.evaluation.figures import policy_table
+from training.evaluation.figures import completion_times, policy_table
 from training.evaluation.schedule_search import short_search
 
 EPISODES = 2
@@ -186,14 +186,14 @@ def policy_entry(
     """
     own = runs[name]
     makespans: list[float] = []
-    completion_times: list[float] = []
+    jcts: list[float] = []
     scenarios: list[dict[str, Any]] = []
     for index, arrive in enumerate(arrivals):
         figure = _mean_jct_s if arrive else _makespan_s
         best = best_safe(own[index], [of[index] for of in rules.values()], figure)
         ratio = None if best is None else figure(own[index]) / best
         if ratio is not None:
-            (completion_times if arrive else makespans).append(ratio)
+            (jcts if arrive else makespans).append(ratio)
         drawn = load_scenario(cells[index].scenario)
         scenarios.append(
             {
@@ -206,7 +206,7 @@ def policy_entry(
             }
         )
     flat = [run for of in own for run in of]
-    jct_ratio = geometric_mean(completion_times)
+    jct_ratio = geometric_mean(jcts)
     return {
         "name": name,
         "violation_ratio": float(np.mean([run.violation_ratio for run in flat])),
@@ -214,11 +214,7 @@ def policy_entry(
         "ratio_to_best_safe_rule": geometric_mean(makespans) | {"scenarios": len(makespans)},
         "jct_ratio": jct_ratio["geomean"],
         "jct_ratio_ci95": jct_ratio["ci95"],
-        "jct_s": {
-            "mean": float(np.mean([run.mean_jct_s for run in flat])),
-            "p95": float(np.mean([run.p95_jct_s for run in flat])),
-        },
-        "slowdown": float(np.mean([run.mean_slowdown for run in flat])),
+        **completion_times(flat),
         "scenarios": scenarios,
         "runs": [
             {

@@ -445,12 +445,13 @@ def best_schedules(
     factory: EpisodeFactory, starts: Sequence[EpisodeStart], evaluations: int = EVALUATIONS
 ) -> list[float]:
     """
-    The makespan of the best schedule found for each trace, none of its intervals over the SLO.
+    What the best schedule found for each trace takes, none of its intervals over the SLO.
 
     :param factory: what the episodes look like
     :param starts: the episodes to search a schedule for, one each
     :param evaluations: schedules tried on each, beginning from one that is good on twelve of them
-    :return: seconds; infinite where no schedule without a violation was found
+    :return: the makespan, or where jobs arrive their mean completion time [s]; infinite where no
+        schedule without a violation was found
     """
     rng = np.random.default_rng(starts[0].entropy)
     _, known = general_schedule(factory, starts[:12], 9 * evaluations, rng)

@@ -45,6 +45,16 @@ def test_training_never_sees_the_sizes_kept_for_the_report() -> None:
     assert max(jobs for _, jobs in sizes["report"]) == 20
 
 
+def test_what_is_drawn_lies_in_the_familys_ranges() -> None:
+    drawn = [draw(name) for name in drawn_names("training", 0, 300)]
+    work_s = [traits["work_s"]["value"] for one in drawn for traits in one.profile["jobs"].values()]
+    assert 5.0 <= min(work_s) < 10.0 and 300.0 < max(work_s) <= 600.0
+    services = [one.scenario["service"] for one in drawn]
+    assert {service["threads"] for service in services} == {1, 2, 3, 4}
+    intervals_s = [one.scenario["load"]["interval_s"] for one in drawn]
+    assert 1.0 <= min(intervals_s) < 1.5 and 12.0 < max(intervals_s) <= 15.0
+
+
 def test_no_two_purposes_or_indices_draw_the_same() -> None:
     names = [name for of in ("training", "selection", "report") for name in drawn_names(of, 5, 30)]
     loads = {draw(name).scenario["load"]["qps_max"] for name in names}

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from env.family.arrivals import read_trace
+from env.family.drawing import draw
 from env.scenario import load_scenario
 from training.evaluation import comparison, ranking
 from training.evaluation.episodes import Run
@@ -21,6 +24,8 @@ from training.evaluation.family_comparison import (
     scenario_of_cell,
     size_cells,
 )
+
+PODS = Path(__file__).parents[4] / "shared/data/pods-openb-2023.csv.gz"
 
 
 def run(makespan_s: float, violation_ratio: float, completed: bool = True) -> Run:
@@ -84,6 +89,27 @@ def test_jobs_follow_a_trace_scaled_to_the_scenario(tmp_path: Path) -> None:
     assert gaps == sorted(gaps)  # as in the trace, each gap is longer than the one before
     assert gaps[-1] / gaps[0] < math.inf
     assert scenario.load.duration_s > arrival_s[-1]
+
+
+@pytest.mark.skipif(not PODS.exists(), reason="the recorded pods lie beside the project")
+def test_jobs_follow_the_pods_of_a_recorded_cluster() -> None:
+    recorded_s = read_trace(PODS)
+    assert len(recorded_s) > 8000
+    rng = np.random.default_rng(0)
+    longest, by_chance = [], []
+    for index in range(20):
+        cell = FamilyCell(f"family-report-0-{index}", (), 0, 1, str(PODS))
+        arrival_s = [job.arrival_s for job in scenario_of_cell(cell).jobs]
+        span_s = draw(cell.scenario).span_s
+        assert arrival_s[0] == 0.0 and arrival_s == sorted(arrival_s)
+        assert arrival_s[-1] in (0.0, pytest.approx(span_s, abs=1e-3))
+        if arrival_s[-1] == 0.0:  # all at once, or there is one
+            continue
+        gaps = np.diff(arrival_s)
+        longest.append(gaps.max() / gaps.mean())
+        by_chance.append(max(one := rng.exponential(size=len(gaps))) / one.mean())
+    # Pods come in bursts: one gap is most of the time more often than by chance.
+    assert np.mean(longest) > 1.2 * np.mean(by_chance)
 
 
 @pytest.mark.parametrize(

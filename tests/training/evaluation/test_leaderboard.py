@@ -35,6 +35,19 @@ def test_a_small_leaderboard(tmp_path):
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_leaderboard_of_drawn_scenarios(tmp_path: Path) -> None:
+    page, figures = tmp_path / "board.md", tmp_path / "board.json"
+    line = "--family 2 --policy first-come --policy shared-background --workers 1"
+    ranking.main(["--out", str(page), "--json", str(figures), *line.split()])
+    content, written = json.loads(figures.read_text()), page.read_text()
+    assert content["family"] == 2
+    assert {entry["name"] for entry in content["policies"]} == {"first-come", "shared-background"}
+    rows = [row for row in written.splitlines() if row.startswith("| ")]
+    for name in ("first-come", "shared-background"):
+        assert any(name in row for row in rows)
+    assert "simulated" in written.lower() and "--family 2" in written
+
+
 def test_workers_change_nothing(tmp_path):
     line = "--policy static --policy sequential --episodes 2 --interval 10 --scenario cca-2025"
     _, one = board(tmp_path, *line.split(), "--workers", "1")
