@@ -5,9 +5,9 @@ The local scenario on this machine, twice: under the shipped policy, then under 
 
 Installs what is missing (Debian, Ubuntu), compiles the simulator, measures the machine, starts a
 memcached and, if there is no Docker daemon, one on a private socket, and prints both runs side by
-side. Then the first run corrects profile and policy, and what was predicted of it before and after
-is printed beside what was measured. Afterwards nothing of it runs any more. Everything measured
-stays in `demo/`.
+side, and each beside what was predicted of it. Then the first run corrects profile and policy, and
+what is predicted of it now is printed, too. Afterwards nothing of it runs any more. Everything
+measured stays in `demo/`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from deploy.engines.images import docker_daemon
 from deploy.group.group import serving
 from deploy.linux.helpers import helper_command
 from deploy.linux.signals import held, interrupt_on_stop
+from deploy.records.predicted import lines_of, read_prediction
 from deploy.records.recorder import LOAD_FILE, PAGE_FILE, REPORT_FILE
 from deploy.records.run_report import read_report
 from env.errors import InputError, exit_on_bad_input
@@ -324,6 +325,18 @@ def _job(job: dict[str, Any] | None) -> str:
     return f"{job['start_s']:.1f} to {job['end_s']:.1f}{failed}"
 
 
+def foretold(folder: Path, scenario: Scenario) -> list[str]:
+    """
+    What the machine's profile had made of a run, beside what was measured, as lines.
+
+    :param folder: of the run's report
+    :param scenario: gives the SLO
+    :raises InputError: if what is there of a prediction cannot be read
+    """
+    prediction = read_prediction(folder)
+    return [] if prediction is None else lines_of(prediction, scenario.service.slo_us)
+
+
 def refine(budget: Budget, problem: str, policy: str, folder: Path) -> None:
     """
     Have a run correct the profile, and the policy that decided in it if it is the scenario's own.
@@ -401,6 +414,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         console.print(side_by_side([read_report(folder) for folder in folders], scenario))
         for folder in folders:
             console.print(folder / PAGE_FILE, highlight=False)
+            for row in foretold(folder, scenario):
+                console.print(row, highlight=False, markup=False, soft_wrap=True)
         if problem != "local":
             refine(budget, problem, policies[0], folders[0])
         took_s = time.monotonic() - budget.started_s

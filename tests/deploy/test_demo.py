@@ -13,6 +13,7 @@ from rich.console import Console
 from deploy import demo
 from deploy.engines import memcached
 from deploy.records.mcperf import read_rows
+from deploy.records.predicted import Figures, Prediction, write_prediction
 from env.errors import InputError
 from env.scenario import load_scenario
 from training.refinement import refining
@@ -67,6 +68,31 @@ def test_both_runs_stand_side_by_side() -> None:
     assert "250" in rows["median p95, µs"]
     assert "not done" in rows["zlib, s"] and "1.0 to 9.5" in rows["zlib, s"]
     assert "(exit 137)" in rows["tree, s"]
+
+
+def test_each_run_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None:
+    scenario = load_scenario("local")
+    assert demo.foretold(tmp_path, scenario) == []
+    measured = Figures(
+        makespan_s=20.5,
+        violation_ratio=0.0,
+        intervals=10.0,
+        p95_median_us=300.0,
+        p95_high_us=400.0,
+        shared_p95_us=None,
+        apart_p95_us=300.0,
+        changes_per_min=6.0,
+        guard_steps=0.0,
+        jobs={"cpu": 12.5},
+    )
+    free = measured.model_copy(update={"makespan_s": 19.0})
+    found = Prediction(
+        profile="here", measured=measured, replayed=None, free=free, remarks=["nothing was stolen"]
+    )
+    write_prediction(tmp_path, found)
+    first, heading, makespan, *_, last = demo.foretold(tmp_path, scenario)
+    assert "profile here" in first and "measured" in heading and last == "nothing was stolen"
+    assert makespan.split() == ["makespan,", "s", "20.5", "-", "19.0"]
 
 
 @pytest.mark.parametrize("policy", ["checkpoints/local.zip", "checkpoints/general.zip"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_commands_that_no_profile_knows_get_a_profile_and_a_verdict(tmp_path: Pa
     made = load_scenario(out / "scenario.yaml")
     profile = load_profile(made.profile)
     assert made.jobs == scenario.jobs and set(profile.jobs) == {"count", "fork"}
+    assert profile.background is not None and profile.background.mechanism
+    assert profile.background.kernel == platform.release()
     store = Store(out, json.loads((out / "plan.json").read_text()))
     runs, base = job_runs(store), load_profile(scenario.profile)
     tables = store.table("latency"), runs, store.table("actuation")

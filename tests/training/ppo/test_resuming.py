@@ -1,5 +1,6 @@
 """A checkpoint's model goes on learning where it stopped, and nothing is unpickled for that."""
 
+import time
 import zipfile
 
 import pytest
@@ -98,6 +99,15 @@ def test_what_is_resumed_stays_the_best_until_it_is_beaten(tmp_path, capsys):
     kept, resumed = (read_checkpoint(path) for path in (tmp_path / "best.zip", BEST))
     assert kept.metadata["steps"] == resumed.metadata["steps"]
     assert (kept.layers[0][0] == resumed.layers[0][0]).all()
+
+
+def test_training_that_is_out_of_time_ends_within_a_rollout(tmp_path):
+    """As `training.refine` has it: its three minutes hold on a slow machine, too."""
+    many = SMALL.model_copy(update={"steps": 50 * SMALL.n_envs * SMALL.n_steps})
+    train(load_scenario("cca-2025"), many, 1, tmp_path, resume=BEST, until_s=time.monotonic())
+    begun, ended = (read_checkpoint(path) for path in (BEST, tmp_path / "last.zip"))
+    done = ended.metadata["steps"] - begun.metadata["steps"]
+    assert 0 < done < SMALL.n_envs * SMALL.n_steps
 
 
 def test_the_step_size_stays_between_its_ends():

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from deploy.records.predicted import (
     predict,
     read_prediction,
 )
-from env.allocation import Allocation
+from env.allocation import Allocation, JobState
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.simulator.profile import load_profile, save_profile
 from tests.training.refinement.recorded import RUN, in_the_present_form
 from training.evaluation.episodes import EpisodeStart, run_episode
+from training.evaluation.timeline import Interval, Recording, Span
 from training.refinement import predict_run
 from training.refinement.kernels import compile_kernels
 from training.refinement.live_replay import LiveReplay, room_of
@@ -121,6 +123,30 @@ def test_both_predictions_stand_beside_what_was_measured(folder: Path) -> None:
         assert set(one.jobs) == set(found.measured.jobs)
         assert all(value and value > 1.0 for value in one.jobs.values())
         assert one.p95_median_us and one.p95_high_us and one.p95_median_us <= one.p95_high_us
+
+
+def test_the_cost_of_sharing_is_told_by_the_intervals_in_which_jobs_share(run: LiveRun) -> None:
+    """A job is on memcached's vCPU for most of the second interval, for less of the third."""
+    began_s, _ = run.window_s
+
+    def span(start_s: float, end_s: float, state: JobState, *cores: int) -> Span:
+        return Span(began_s + start_s, began_s + end_s, state, cores)
+
+    spans = [
+        span(0.0, 2.3, JobState.RUNNING, 1),
+        span(2.3, 4.5, JobState.RUNNING, 0, 1),
+        span(4.5, 8.0, JobState.PAUSED, 0),
+    ]
+    intervals = [
+        Interval(began_s + 2.0 * n, began_s + 2.0 * n + 2.0, 1000.0, p95_us)
+        for n, p95_us in enumerate((100.0, 400.0, 200.0, 300.0))
+    ]
+    recording = Recording(intervals, [(0.0, (0,))], {"cpu": spans}, began_s + 8.0)
+    measured = predict_run.measured_figures(replace(run, recording=recording))
+    assert (measured.shared_p95_us, measured.apart_p95_us) == (400.0, 200.0)
+    elsewhere = replace(recording, service=[(0.0, (0,)), (began_s + 2.0, (2,))])
+    measured = predict_run.measured_figures(replace(run, recording=elsewhere))
+    assert (measured.shared_p95_us, measured.apart_p95_us) == (None, 250.0)
 
 
 def test_a_policy_that_starts_nothing_violates_in_no_known_part(
