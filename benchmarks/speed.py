@@ -5,7 +5,8 @@ How fast is it? Measured beside what is asked.
     python -m benchmarks.speed --learning-curves docs/figures
 
 Steps of the environment are timed inside this process, training in processes of its own:
-stock PPO and `FastPPO` in turn, so that a busy machine slows both. Medians are reported.
+stock PPO and `FastPPO` in turn, so that a busy machine slows both. Medians are reported. Decisions
+of the network for any scenario are those of a simulated episode, without a pause between them.
 
 `env_steps_per_s_core` takes the actions that the shipped checkpoint chooses in each state, or,
 while there is none, a legal random edit with probability 0.05 and `keep` otherwise; choosing
@@ -54,8 +55,20 @@ TARGETS: dict[str, tuple[str, float]] = {
     "ppo_fast_steps_per_s": (">=", 220e3),
     "peak_training_memory_gib": ("<=", 2.0),
     "import_to_training_s": ("<=", 5.0),
+    "decision_us_8_jobs_4_vcpus": ("<=", 400.0),
+    "decision_us_20_jobs_16_vcpus": ("<=", 1500.0),
 }
 """What is asked of each figure: at least, or at most."""
+
+GENERAL = Path("checkpoints/general.zip")
+DECIDED = {
+    "decision_us_8_jobs_4_vcpus": "family-report-1-45",
+    "decision_us_20_jobs_16_vcpus": "family-report-4-40",
+}
+"""The scenarios of the timed decisions: as many jobs and vCPUs, all jobs there from the start."""
+
+DECISION_QUANTILE = 0.9
+"""Of an episode's decisions: one takes the longer the more jobs are left."""
 
 SIMULATED = "simulated_s_per_s_core"
 
@@ -136,6 +149,20 @@ def _single_step_us() -> float:
         if terminated or truncated:
             observation, _ = environment.reset()
     return 1e6 * spent / n_steps
+
+
+def _decision_us(scenario: str) -> float:
+    """Microseconds of a decision of the network for any scenario while most jobs are left."""
+    import agents
+    from benchmarks.baselines import TimedPolicy
+    from env.scenario import FAMILY_ROOM, load_scenario
+    from env.simulator.machine import EpisodeFactory, SimulatedMachine
+    from training.evaluation.episodes import EpisodeStart, run_episode
+
+    machine = SimulatedMachine(EpisodeFactory(load_scenario(scenario), room=FAMILY_ROOM))
+    watch = TimedPolicy(agents.make(GENERAL))
+    run_episode(machine, watch, EpisodeStart(1, 1))
+    return 1e6 * float(np.quantile(watch.seconds, DECISION_QUANTILE))
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -227,6 +254,8 @@ def measure(repetitions: int, rollouts: int, threads: int) -> dict[str, Any]:
         samples["env_steps_per_s_core"].append(rate)
         samples[SIMULATED].append(simulated)
         samples["env_step_us_single"].append(_single_step_us())
+        for figure, scenario in DECIDED.items():
+            samples[figure].append(_decision_us(scenario))
         for fast, name in ((False, "ppo_steps_per_s"), (True, "ppo_fast_steps_per_s")):
             run = _training_process(fast, rollouts, threads)
             samples[name].append(run["steps_per_s"])
