@@ -64,24 +64,22 @@ def teach_batch(
     :param overflow: int64[S], bit masks
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
-    :param edits: int64[B, K], receives the edits; with fewer schedules one of them once more
+    :param edits: int64[B, K], receives the edits; with fewer schedules the nearest's once more
     """
     for b in range(hosts.shape[0]):
         s, nearest, fewest = playing[b], KEEP, 0
-        for k in range(edits.shape[1]):
-            if k < n_schedules[s]:
-                edit, remaining = expert_edit(
-                    hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]],
-                    order[s, k, : n_jobs[s]], late[s, k], threshold_qps[s, k], at_once[s, k],
-                    front[s, k], interrupts[s, k], choices[s, : n_choices[s]], overflow[s], release,
-                    unprobed,
-                )  # fmt: skip
-                if k == 0 or remaining < fewest:
-                    nearest, fewest = edit, remaining
-                    edits[b, :k] = nearest
-                edits[b, k] = edit if remaining == fewest else nearest
-            else:
+        for k in range(n_schedules[s]):
+            edits[b, k], remaining = expert_edit(
+                hosts[b], rows[s, : n_edits[s]], jobs[s, k, : n_jobs[s]], order[s, k, : n_jobs[s]],
+                late[s, k], threshold_qps[s, k], at_once[s, k], front[s, k], interrupts[s, k],
+                choices[s, : n_choices[s]], overflow[s], release, unprobed,
+            )  # fmt: skip
+            if k == 0 or remaining < fewest:
+                nearest, fewest = edits[b, k], remaining
+                edits[b, :k] = nearest
+            elif remaining > fewest:
                 edits[b, k] = nearest
+        edits[b, n_schedules[s] :] = nearest
 
 
 class Teachers:
