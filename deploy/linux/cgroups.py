@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from deploy.linux.service_process import kernel_text
 from env.allocation import Weight
 from env.errors import InputError, fault
 
@@ -431,7 +432,7 @@ def effective_cpuset(folder: Path, version: int) -> tuple[int, ...]:
     :param folder: the group's folder, see `cpuset_folder`
     :param version: of the hierarchy
     """
-    return parse_cpus((folder / EFFECTIVE_CPUS_FILE[version]).read_text(encoding="utf-8"))
+    return parse_cpus(kernel_text(f"{folder}/{EFFECTIVE_CPUS_FILE[version]}"))
 
 
 def threads_in(folder: Path, version: int) -> list[int]:
@@ -441,7 +442,7 @@ def threads_in(folder: Path, version: int) -> list[int]:
     :param folder: the group's folder
     :param version: of the hierarchy
     """
-    numbers = map(int, (folder / THREADS_FILE[version]).read_text(encoding="utf-8").split())
+    numbers = map(int, kernel_text(f"{folder}/{THREADS_FILE[version]}").split())
     return [number for number in numbers if number != 0]
 
 

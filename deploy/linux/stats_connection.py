@@ -25,7 +25,7 @@ LONGEST_NUMBER = 20
 """Digits of the largest 64-bit counter."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Requests:
     """memcached's request counter, and when it was asked for."""
 

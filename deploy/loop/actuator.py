@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import PurePosixPath
 
 from deploy.jobs import precedence
@@ -28,7 +29,7 @@ from deploy.jobs.runtimes import Runtime
 from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.group_sensor import process_names
-from deploy.linux.readiness import await_readable
+from deploy.linux.readiness import Awaited
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -120,6 +121,8 @@ class Actuator:
         # Jobs that are not as wanted; the others stay as they are until something happens.
         self._unsettled = list(self.jobs.values())
         self._ends: dict[int, JobRun] = {}  # what becomes readable when a job ends
+        self._ending: list[object] = []  # the attempts that it tells of
+        self._awaited = Awaited()
         self._reserve = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(RESERVE)]
 
     @property
@@ -324,9 +327,12 @@ class Actuator:
 
         :param timeout_s: the longest sleep [s]
         """
-        for file in await_readable(self._ends, timeout_s):
-            self._ends.pop(file).note_end()
+        ended = self._awaited.wait(timeout_s)
+        for file in ended:
+            self._ends[file].note_end()
+        if ended:
             self._unsettle_all()
+            self._await_ends()
 
     def forget_written(self) -> None:
         """Write everything anew: the guardian may have changed things."""
@@ -343,6 +349,7 @@ class Actuator:
         """
         while self._reserve:
             os.close(self._reserve.pop())
+        self._awaited.close()
         for one in self._workers:
             one.shutdown(wait=True, cancel_futures=True)
         for run in self.jobs.values():
@@ -373,9 +380,16 @@ class Actuator:
             run.advance(now_s)
             run.write()
         self._take_turns(now_s, slack)
-        ends = ((run.ended_file(), run) for run in self.jobs.values())
-        self._ends = {file: run for file, run in ends if file >= 0}
+        self._await_ends()
         self._unsettled = [run for run in self._unsettled if not run.settled]
+
+    def _await_ends(self) -> None:
+        """Await the ends of the attempts there are now."""
+        self._ends = {run.ended_file(): run for run in self.jobs.values() if run.ended_file() >= 0}
+        ending: list[object] = [run.instance for run in self._ends.values()]
+        if any(one is not other for one, other in zip_longest(ending, self._ending)):
+            self._ending = ending
+            self._awaited.replace(self._ends)
 
     def _take_turns(self, now_s: float, slack: bool) -> None:
         """

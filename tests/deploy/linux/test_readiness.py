@@ -11,7 +11,7 @@ import time
 import pytest
 
 from deploy.linux.helpers import INSTALLATION
-from deploy.linux.readiness import await_readable
+from deploy.linux.readiness import Awaited, await_readable
 
 
 def test_what_can_be_read_or_has_ended_is_named() -> None:
@@ -34,6 +34,27 @@ def test_a_wait_is_as_long_as_it_should_be_also_below_a_millisecond(files: int) 
     assert 0.0002 <= min(took_s) < 0.001
     assert await_readable(pipe[:files], -1.0) == []
     for file in pipe:
+        os.close(file)
+
+
+def test_what_is_awaited_again_and_again_may_be_replaced_also_by_files_of_the_same_numbers() -> (
+    None
+):
+    awaited, (full, other) = Awaited(), os.pipe()
+    os.write(other, b".")
+    awaited.replace([full])
+    assert awaited.wait(10.0) == awaited.wait(10.0) == [full]
+    os.close(full)
+    silent, kept = os.pipe()  # the lowest numbers that are free
+    assert silent == full
+    awaited.replace([silent])
+    assert awaited.wait(0.001) == []
+    os.write(kept, b".")
+    assert awaited.wait(10.0) == [silent]
+    awaited.replace([])
+    assert awaited.wait(0.001) == []
+    awaited.close()
+    for file in (silent, kept, other):
         os.close(file)
 
 
