@@ -3,6 +3,7 @@ Train a policy.
 
 python train.py --env sim --scenario cca-2025
 python train.py --recipe general
+python train.py --recipe best --fast --seeds 5 --workers 2
 python train.py --resume checkpoints/general.zip --scenario mine.yaml
 python train.py --env vm --scenario local --resume checkpoints/local.zip
 """
@@ -22,6 +23,9 @@ from env.inputs.commandline import OneLineParser, require_folder, whole_number
 from env.scenario import Scenario, load_scenario
 from training.recipe import Recipe, load_recipe
 
+ON_RAY = 0
+"""Instead of a number of processes: the machines of a Ray cluster."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -39,7 +43,16 @@ def parser() -> argparse.ArgumentParser:
         help="decisions, rounded up to whole rollouts (the recipe's)",
     )
     add("--seed", type=whole_number(0), default=0, help="of everything random (%(default)s)")
-    add("--out", type=Path, help="folder of the run (runs/SCENARIO-RECIPE-SEED)")
+    add(
+        "--seeds", type=whole_number(1), default=1, help="runs, each of the next seed (%(default)s)"
+    )
+    add(
+        "--workers",
+        type=workers,
+        default=1,
+        help="processes that share them; or ray, the Ray cluster of this machine (%(default)s)",
+    )
+    add("--out", type=Path, help="folder of the run, or of all (runs/SCENARIO-RECIPE-SEED)")
     add("--resume", type=Path, help="a checkpoint to go on from")
     add("--fast", action="store_true", help="the fused trainer: same algorithm, less overhead")
     machine = command.add_argument_group("with --env vm", "memcached must be under load")
@@ -55,40 +68,102 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
-        recipe_name = arguments.recipe or default_recipe(arguments)
-        recipe = load_recipe(recipe_name)
-        if arguments.steps:
-            recipe = recipe.model_copy(update={"steps": arguments.steps})
-        if recipe.scenarios:
-            train_for_any_scenario(arguments, recipe_name, recipe)
-            return
-        scenario = load_scenario(arguments.scenario or "cca-2025")
-        name = f"{scenario.name}-{Path(recipe_name).stem}-{arguments.seed}"
-        folder = arguments.out or Path("runs") / name
-        if arguments.resume:
-            read_checkpoint(arguments.resume).warn(scenario)
-        if arguments.env == "vm":
-            train_on_this_machine(arguments, scenario, recipe, folder)
-            return
-        require_folder(folder)
+        if arguments.seeds > 1:
+            train_seeds(arguments)
+        else:
+            print(train_one(arguments))
 
-        try:
-            # Imported late: torch takes seconds, and a wrong option should not.
-            from training.ppo.training_run import train
 
-            best = train(
-                scenario,
-                recipe,
-                arguments.seed,
-                folder,
-                resume=arguments.resume,
-                fast=arguments.fast,
-            )
-        except KeyboardInterrupt:  # before `train` has something to save, or while it saves
-            print(f"stopped; {folder} has what was saved so far, if anything", file=sys.stderr)
-            sys.exit(130)
-    figures = ", ".join(f"{key} {value:.4g}" for key, value in dataclasses.asdict(best).items())
-    print(f"best of {folder} on the selection traces (simulated): {figures}")
+def train_one(arguments: argparse.Namespace) -> str:
+    """
+    One run.
+
+    :param arguments: what `parser` read
+    :return: what it has come to, a line
+    :raises InputError: if the recipe, the scenario or what is gone on from does not fit
+    """
+    name = arguments.recipe or default_recipe(arguments)
+    recipe = load_recipe(name)
+    if arguments.steps:
+        recipe = recipe.model_copy(update={"steps": arguments.steps})
+    if recipe.scenarios:
+        return train_for_any_scenario(arguments, recipe)
+    scenario = load_scenario(arguments.scenario or "cca-2025")
+    folder = run_folder(arguments)
+    if arguments.resume:
+        read_checkpoint(arguments.resume).warn(scenario)
+    if arguments.env == "vm":
+        return train_on_this_machine(arguments, scenario, recipe, folder)
+    require_folder(folder)
+    try:
+        # Imported late: torch takes seconds, and a wrong option should not.
+        from training.ppo.training_run import train
+
+        best = train(
+            scenario, recipe, arguments.seed, folder, resume=arguments.resume, fast=arguments.fast
+        )
+    except KeyboardInterrupt:  # before `train` has something to save, or while it saves
+        print(f"stopped; {folder} has what was saved so far, if anything", file=sys.stderr)
+        sys.exit(130)
+    return best_of(folder, dataclasses.asdict(best))
+
+
+def train_seeds(arguments: argparse.Namespace) -> None:
+    """
+    Several runs that differ in their seed alone, shared out to workers.
+
+    :param arguments: what `parser` read
+    :raises InputError: if a run cannot begin, or the cluster cannot be reached
+    """
+    if arguments.env == "vm":
+        raise InputError("--seeds: several runs are for the simulator only; allowed is 1")
+    from training.ppo.seed_runs import train_side_by_side
+
+    runs = []
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        run = argparse.Namespace(**vars(arguments) | {"seed": seed, "seeds": 1})
+        run.out = arguments.out / str(seed) if arguments.out else run_folder(run)
+        require_folder(run.out)
+        runs.append(run)
+    for said in train_side_by_side(train_one, runs, arguments.workers):
+        print(said, flush=True)
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    """
+    Where a run writes.
+
+    :param arguments: what `parser` read
+    :raises InputError: if the recipe or the scenario cannot be read
+    """
+    if arguments.out:
+        return Path(arguments.out)
+    recipe = arguments.recipe or default_recipe(arguments)
+    scenario = arguments.scenario or ("" if load_recipe(recipe).scenarios else "cca-2025")
+    names = [load_scenario(scenario).name] if scenario else []
+    return Path("runs", "-".join([*names, Path(recipe).stem, str(arguments.seed)]))
+
+
+def best_of(folder: Path, figures: dict[str, float]) -> str:
+    """
+    The line that a run ends with.
+
+    :param folder: of the run
+    :param figures: of its best checkpoint
+    """
+    said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"best of {folder} on the selection traces (simulated): {said}"
+
+
+def workers(text: str) -> int:
+    """
+    Convert a number of processes, or `ray`.
+
+    :param text: what the command line has
+    :return: the number, or `ON_RAY`
+    :raises argparse.ArgumentTypeError: if it is neither
+    """
+    return ON_RAY if text == "ray" else int(whole_number(1)(text))
 
 
 def default_recipe(arguments: argparse.Namespace) -> str:
@@ -102,13 +177,13 @@ def default_recipe(arguments: argparse.Namespace) -> str:
     return "tune" if arguments.resume and is_general(arguments.resume) else "default"
 
 
-def train_for_any_scenario(arguments: argparse.Namespace, recipe_name: str, recipe: Recipe) -> None:
+def train_for_any_scenario(arguments: argparse.Namespace, recipe: Recipe) -> str:
     """
     Train one network on the scenarios of a recipe, or tune it to the one that is given.
 
     :param arguments: what `parser` read
-    :param recipe_name: names the run's folder
     :param recipe: how to train
+    :return: what it has come to, a line
     :raises InputError: if the checkpoint to go on from does not fit
     """
     if arguments.env == "vm":
@@ -116,25 +191,19 @@ def train_for_any_scenario(arguments: argparse.Namespace, recipe_name: str, reci
     if arguments.scenario:
         alone = {"scenarios": (arguments.scenario,), "family": 0, "selection_family": 0}
         recipe = recipe.model_copy(update=alone)
-    names = [load_scenario(name).name for name in recipe.scenarios]
     if arguments.resume:
         read_general_checkpoint(arguments.resume)
-    name = f"{Path(recipe_name).stem}-{arguments.seed}"
-    if arguments.scenario:
-        name = f"{names[0]}-{name}"
-    folder = arguments.out or Path("runs") / name
+    folder = run_folder(arguments)
     require_folder(folder)
     # Imported late: torch takes seconds, and a wrong option should not.
     from training.general.general_run import train_general
 
-    best = train_general(recipe, arguments.seed, folder, arguments.resume)
-    figures = ", ".join(f"{key} {value:.4g}" for key, value in best.items())
-    print(f"best of {folder} on the selection traces (simulated): {figures}")
+    return best_of(folder, train_general(recipe, arguments.seed, folder, arguments.resume))
 
 
 def train_on_this_machine(
     arguments: argparse.Namespace, scenario: Scenario, recipe: Recipe, folder: Path
-) -> None:
+) -> str:
     """
     Train with `--env vm`.
 
@@ -142,6 +211,7 @@ def train_on_this_machine(
     :param scenario: the problem
     :param recipe: how to train
     :param folder: of this run
+    :return: what it has come to, a line
     :raises InputError: if the checkpoint or the machine does not fit
     """
     if arguments.fast:
@@ -152,7 +222,7 @@ def train_on_this_machine(
     settings = settings_of(arguments, folder / "episodes")
     figures = train_live(scenario, recipe, arguments.seed, folder, settings, arguments.resume)
     said = ", ".join(f"{key} {value:.4g}" for key, value in figures.items() if key != "traces")
-    print(f"{folder}/last.zip, on this machine (measured): {said}")
+    return f"{folder}/last.zip, on this machine (measured): {said}"
 
 
 if __name__ == "__main__":
