@@ -47,6 +47,9 @@ MOST_VCPUS = 16
 FAMILY_ROOM = (MAX_JOBS, MOST_VCPUS)
 """Room for the jobs and the vCPUs of every scenario of the family."""
 
+_Read = tuple[dict[str, dict[str, float]], str, dict[str, float]]
+"""Of a profile: the jobs' traits, its hash, and the values of its other sections."""
+
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
@@ -440,6 +443,16 @@ def profile_traits(profile: str) -> dict[str, dict[str, float]]:
     return _read_profile(profile)[0]
 
 
+def profile_machine(profile: str) -> dict[str, float]:
+    """
+    What a profile says of memcached, of the host and of what requests cost, by the fields' names.
+
+    :param profile: a shipped or drawn profile's name, or a YAML file
+    :raises ValueError: if there is no such profile
+    """
+    return _read_profile(profile)[2]
+
+
 def profile_hash(profile: str) -> str:
     """
     The hash a profile carries; empty if it carries none.
@@ -450,10 +463,10 @@ def profile_hash(profile: str) -> str:
     return _read_profile(profile)[1]
 
 
-def _read_profile(profile: str) -> tuple[dict[str, dict[str, float]], str]:
+def _read_profile(profile: str) -> _Read:
     """What the live side needs of a profile, without the compiler that the physics needs."""
     if is_drawn(profile):
-        return _traits(draw(profile).profile["jobs"]), ""
+        return _read(draw(profile).profile)
     try:
         path = profile_path(profile)
         return _profile_in(path, path.stat().st_mtime_ns)
@@ -491,16 +504,19 @@ def is_profile_file(profile: str) -> bool:
 
 
 @functools.cache
-def _profile_in(path: Path, changed_ns: int) -> tuple[dict[str, dict[str, float]], str]:
-    content = read_yaml(path, "a profile")
-    return _traits(content["jobs"]), str(content.get("hash", ""))
+def _profile_in(path: Path, changed_ns: int) -> _Read:
+    return _read(read_yaml(path, "a profile"))
 
 
-def _traits(jobs: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    return {
-        name: {trait: float(parameter["value"]) for trait, parameter in job.items()}
-        for name, job in jobs.items()
-    }
+def _read(content: dict[str, Any]) -> _Read:
+    jobs = {name: _values(job) for name, job in content["jobs"].items()}
+    sections = (content["service"], content["host"], content.get("costs", {}))
+    machine = {name: value for section in sections for name, value in _values(section).items()}
+    return jobs, str(content.get("hash", "")), machine
+
+
+def _values(section: dict[str, Any]) -> dict[str, float]:
+    return {name: float(parameter["value"]) for name, parameter in section.items()}
 
 
 def load_scenario(

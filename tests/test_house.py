@@ -25,7 +25,7 @@ MOST_FILES, MOST_LINES = 15, 600
 MAY_IMPORT = {
     "env": {"env/family", "env/inputs", "env/simulator"},
     "env/inputs": {"env"},
-    "env/family": {"env", "env/inputs"},
+    "env/family": {"env", "env/inputs", "env/physics"},
     "env/cluster": {"env", "env/inputs"},
     "env/sets": {"env", "env/family", "env/physics", "env/simulator"},
     "env/physics": {"env"},

@@ -22,6 +22,7 @@ import numpy as np
 from env.errors import InputError
 from env.family.arrivals import draw_arrivals
 from env.inputs.yaml_files import read_yaml
+from env.physics.steady_service import SteadyService
 
 _ENV = Path(__file__).resolve().parents[1]
 FAMILY_FILE = _ENV / "scenarios" / "family.yaml"
@@ -40,9 +41,8 @@ SERVICE_LIMITS = {"smt": 1.0, "batch_smt": 1.0, "cpu_limit": 1.0, "equal_share":
 WORK, OVERHEAD = "work_s", "launch_overhead_s"
 OVERHEAD_SHARE = 0.3  # of its work, the most that a job's start costs
 
-MOST_SLICES = 0.3
-"""Where its threads outnumber its vCPUs, memcached waits for time slices no longer than this share
-of its SLO at the largest load."""
+ALONE = 0.9
+"""p95 of memcached's refuge at the largest load, without a single job, over its SLO at most."""
 
 Content = dict[str, Any]
 
@@ -143,7 +143,7 @@ def _draw(name: str, family: Content, purpose: str, rng: np.random.Generator) ->
     profile["host"]["straggling"]["value"] = _between(family["machine"]["straggling"], rng)
     jobs, traits = _draw_jobs(family["jobs"], vcpus, n_jobs, memory_mib, rng)
     work_s = [trait[WORK]["value"] for trait in traits.values()]
-    ranges = family["arrivals"]
+    ranges, generator = family["arrivals"], family["load_generator"]
     rate = ranges["work_rate_per_vcpu"] * vcpus
     ratio = _between(
         ranges["saturated" if rng.random() < ranges["saturated_share"] else "any"], rng
@@ -172,6 +172,9 @@ def _draw(name: str, family: Content, purpose: str, rng: np.random.Generator) ->
             "move_dwell_s": 1.0 if calm else 0.5,
         },
     }
+    # Drawn last, so that all else is as it would be without a load generator.
+    if max(service["core_choices"][-1]) < vcpus - 1 and rng.random() < generator["share"]:
+        profile["costs"] = _draw_load_generator(generator, traits, rng)
     profile |= {
         "name": name,
         "description": f"Drawn for {purpose}; nothing was measured.",
@@ -182,28 +185,41 @@ def _draw(name: str, family: Content, purpose: str, rng: np.random.Generator) ->
     return Drawn(scenario, profile, span_s)
 
 
+def _draw_load_generator(
+    ranges: Content, traits: dict[str, Content], rng: np.random.Generator
+) -> Content:
+    """What the load costs a machine that carries it, on its last vCPU; jobs are told, too."""
+    for job in traits.values():
+        job["interruption"] = _drawn(_between(ranges["interruption"], rng))
+    names = ("service_exponent", "client_cpu", "client_exponent", "agent_cpu")
+    return {name: _drawn(_between(ranges[name], rng)) for name in names}
+
+
+def _drawn(value: float) -> Content:
+    """A parameter that no measured machine's spread says anything of."""
+    return {"value": value, "spread": 0.1, "source": "env/scenarios/family.yaml"}
+
+
 def _draw_service(
     ranges: Content, vcpus: int, smt: bool, rng: np.random.Generator
 ) -> tuple[Content, Content, Content]:
     """
     The profile without its jobs, memcached, and its load.
 
-    A memcached whose threads wait too long for one another could not hold its SLO without a single
-    job. It is drawn again: no scheduler can help it, so that nothing is learned or shown there.
+    A memcached that could not hold its SLO without a single job is drawn again: no scheduler can
+    help it, so that nothing is learned or shown there.
     """
     while True:
         profile, service, load = _draw_any_service(ranges, vcpus, smt, rng)
-        waits_us = _slice_wait_us(profile["service"], service, load["qps_max"], smt)
-        if waits_us <= MOST_SLICES * service["slo_us"]:
+        traits = {
+            name: parameter["value"]
+            for section in (profile["service"], profile["host"])
+            for name, parameter in section.items()
+        }
+        siblings = [vcpu ^ 1 if smt else -1 for vcpu in range(vcpus)]
+        alone = SteadyService(traits, service["threads"], siblings)
+        if alone.p95_us(service["core_choices"][-1], load["qps_max"]) <= ALONE * service["slo_us"]:
             return profile, service, load
-
-
-def _slice_wait_us(traits: Content, service: Content, qps: float, smt: bool) -> float:
-    """How long threads of memcached's refuge wait for one another (`env.physics.service`) [us]."""
-    refuge = len(service["core_choices"][-1])
-    load = qps / _serves(traits, refuge, smt)
-    waiting = (service["threads"] / refuge - 1.0) * load ** traits["slice_exponent"]["value"]
-    return float(traits["slice_us"]["value"] * waiting)
 
 
 def _draw_any_service(
@@ -222,7 +238,9 @@ def _draw_any_service(
     choices = [list(range(size)) for size in range(1, largest + 1)]
     serves_qps = _serves(service, largest, smt)
     # So many requests in flight that the refuge's plateau is that of the measured one.
-    wide = _serves(base["service"], 2, measured != "local")
+    like = _read(FAMILY_FILE.with_name(f"{measured}.yaml"))
+    refuge, pairs = like["service"]["core_choices"][-1], like["machine"].get("smt_siblings")
+    wide = _serves(base["service"], len(refuge), bool(pairs))
     service["outstanding"]["value"] *= serves_qps / wide
     narrower = min(1.0, MEASURED_VCPUS / vcpus)
     for name in ("batch_latency", "pressure_latency"):
@@ -235,12 +253,11 @@ def _draw_any_service(
         "vm_speed": dict(base["vm_speed"]),
         "scatter": base.get("scatter"),
     }
-    slo_us = _read(FAMILY_FILE.with_name(f"{measured}.yaml"))["service"]["slo_us"]
     return (
         profile,
         {
             "threads": threads,
-            "slo_us": round(slo_us * _between(ranges["slo"], rng)),
+            "slo_us": round(like["service"]["slo_us"] * _between(ranges["slo"], rng)),
             "core_choices": choices,
             "overflow_cores": list(range(overflow)) if overflow > largest else [],
         },

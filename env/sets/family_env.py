@@ -32,8 +32,8 @@ class FamilyEnv(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     `coretide/Colocation-v0` on another drawn scenario in each episode (`env.family.drawing`).
 
     STATE:
-        float32[1557], tokens one after another (`env.sets.tokens` says what the numbers are): host
-        19, memcached 22, vCPUs 16 x 15, their siblings 16, jobs 20 x 46, the jobs' vCPUs and places
+        float32[1634], tokens one after another (`env.sets.tokens` says what the numbers are): host
+        22, memcached 28, vCPUs 16 x 18, their siblings 16, jobs 20 x 47, the jobs' vCPUs and places
         20 x 17. All numbers are 0 of a vCPU that the scenario does not have, and of a job that is
         not there, has not arrived or is done.
 

@@ -16,19 +16,22 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | | share of the memory; log2 of 1 + unfinished jobs / 4; share of them that has a profile; lg of |
 | | the known work left a vCPU; lg of the hold time, of the dwell times of a move and of a pause; |
 | | log2 of 1 + running, paused jobs, threads of running jobs a vCPU / 4; jobs arrive, so their |
-| | completion times count, else the makespan |
+| | completion times count, else the makespan; from the profile: what a load generator takes of |
+| | the last vCPU at the least, at the largest load; how far jobs wait for their slowest thread |
 | service, SERVICE | load and the HISTORY before it over the load's maximum; CPU use a vCPU it |
 | | holds, and a vCPU of the machine; log10 of the CPU time a request [us] / 2; largest load and |
 | | CPU use a held vCPU of the last second; lg of the times since the load moved, between its |
 | | last two moves, since its vCPUs grew; that one's share of the dwell time, at most 1; a probe |
 | | runs; p95, its worst, its worst in the refuge over the SLO, at most 2; log10 of the SLO in |
 | | ms; held share of vCPUs; share of the smallest set, of the refuge; threads a vCPU of the |
-| | refuge |
+| | refuge; from the profile: `known_machine.SHOWN_COSTS` |
 | vcpus, C x VCPU | it exists; memcached may get the set it names (`pointers`); places that |
 | | begin with it exist: a core at background, normal weight, itself alone; memcached holds it, |
 | | it lies in the smallest set, in the refuge; its sibling exists, memcached holds that one; |
 | | busy share; threads of background, normal jobs there / 4; busy share of the sibling; its |
-| | number over how many the machine has |
+| | number over how many the machine has; from the profile: the load that the set it names serves |
+| | within the SLO, alone, beside background work, over the largest load, at most 2; what a load |
+| | generator takes there at the largest load |
 | siblings, C | the sibling's number + 1, 0 without one |
 | jobs, J x JOB | it can start, be placed, be paused; it is pending, running, paused; it has a |
 | | profile; done share of the known work, at most 2; lg of the known work left, of the CPU time |
@@ -36,8 +39,9 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | | CPU use a vCPU it has, a thread, over the most so far; lg of the times since its start, its |
 | | last move, its last pause; log2 of 1 + jobs with a profile that have less, more work left / 4; |
 | | its share of the memory; from the profile: lg of the work, serial |
-| | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch; for |
-| | each of 1 to MOST_THREADS threads whether it may start with so many |
+| | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch, |
+| | interruption beside a load generator; for each of 1 to MOST_THREADS threads whether it may |
+| | start with so many |
 | cores, J x (C + 1) | vCPU belongs to the job; its place: 1 + the place's slot among the job's, |
 | | or 0 |
 
@@ -67,6 +71,7 @@ from env.codes import BACKGROUND, NORMAL, PAUSED, PENDING, PLACE, RUNNING, START
 from env.control import HISTORY
 from env.guard import PAUSED_ALL
 from env.scenario import Scenario, profile_traits
+from env.sets.known_machine import SHOWN_COSTS, known_machine
 from env.sets.pointers import (
     CORE,
     EVERYWHERE,
@@ -76,12 +81,12 @@ from env.sets.pointers import (
     slots_of,
 )
 
-VERSION = 2
+VERSION = 3
 """Raise it whenever the layout or a scale changes: checkpoints of another version are refused."""
 
-HOST, SERVICE, VCPU = 19, 19 + HISTORY, 15
+HOST, SERVICE, VCPU = 22, 19 + HISTORY + len(SHOWN_COSTS), 18
 TRAITS = ("work_s", "serial_fraction", "cores_per_thread", "smt", "sensitivity", "pressure",
-          "launch_overhead_s")  # fmt: skip
+          "launch_overhead_s", "interruption")  # fmt: skip
 JOB_STATIC = 1 + len(TRAITS) + MOST_THREADS
 JOB = 22 + JOB_STATIC
 
@@ -175,12 +180,15 @@ def token_table(scenario: Scenario, layout: Layout, arrivals: bool | None = None
     rules = scenario.regulation
     blank[12:15] = lg(control.hold_s), lg(rules.move_dwell_s), lg(rules.pause_dwell_s)
     blank[at + 14 + HISTORY] = math.log10(service.slo_us / 1000.0)
-    blank[at + SERVICE - 3 : at + SERVICE] = (
+    known = known_machine(scenario)
+    blank[at + 16 + HISTORY : at + SERVICE] = (
         len(service.core_choices[0]) / machine.vcpus,
         len(refuge) / machine.vcpus,
         service.threads / len(refuge),
+        *known.costs,
     )
     blank[18] = scenario.has_arrivals if arrivals is None else arrivals
+    blank[19:22] = *known.client_share, known.straggling
     gates = blank[vcpus_at:siblings_at].reshape(n_vcpus, VCPU)
     for vcpu in range(machine.vcpus):
         sibling = machine.sibling_of(vcpu)
@@ -194,11 +202,12 @@ def token_table(scenario: Scenario, layout: Layout, arrivals: bool | None = None
         rows[index, 0] = job.memory_mib / machine.memory_mib
         if job.name not in traits:
             continue
-        work_s, serial, cores, smt, sensitivity, pressure, launch_s = (
-            traits[job.name][name] for name in TRAITS
+        work_s, serial, cores, smt, sensitivity, pressure, launch_s, interruption = (
+            traits[job.name].get(name, 0.0) for name in TRAITS
         )
         rows[index, 1 : 1 + len(TRAITS)] = (
-            lg(work_s), serial, cores / 4.0, smt, 10.0 * sensitivity, pressure, lg(launch_s)
+            lg(work_s), serial, cores / 4.0, smt, 10.0 * sensitivity, pressure, lg(launch_s),
+            interruption,
         )  # fmt: skip
     for edit, slot in enumerate(slot_of):
         kind, owner, *_ = table[edit]
@@ -212,6 +221,9 @@ def token_table(scenario: Scenario, layout: Layout, arrivals: bool | None = None
         elif kind == PLACE:
             gates[inside - CORE - 2 * n_vcpus, 4] = 1.0
     named = last_joined(scenario)
+    gates[machine.vcpus - 1, 17] = known.client_share[1]
+    for held, served in zip(service.sets, known.served, strict=True):
+        gates[named[mask_of(held)], 15:17] = served
     sets = np.array([(mask_of(cores), named[mask_of(cores)]) for cores in service.sets], np.int64)
     return TokenTable(layout, blank, table, slot_of, sets)
 
@@ -290,7 +302,7 @@ def write_tokens(control, sets, slot_of, layout, tokens):
         else:
             for feature in range(6, 9):
                 tokens[at + feature] = 0.0
-            for trait in range(7):
+            for trait in range(8):
                 tokens[at + 23 + trait] = 0.0
         tokens[at + 9] = lg(used_s)
         size = 0

@@ -55,6 +55,39 @@ def test_what_is_drawn_lies_in_the_familys_ranges() -> None:
     assert 1.0 <= min(intervals_s) < 1.5 and 12.0 < max(intervals_s) <= 15.0
 
 
+def test_half_of_the_machines_carry_their_load_where_memcached_leaves_a_vcpu() -> None:
+    carry, others = [], []
+    for name in drawn_names("training", 0, 300):
+        drawn = draw(name)
+        last = drawn.scenario["machine"]["vcpus"] - 1
+        if last in drawn.scenario["service"]["core_choices"][-1]:
+            assert "costs" not in drawn.profile
+            continue
+        (carry if "costs" in drawn.profile else others).append(drawn.profile)
+        told = ["interruption" in traits for traits in drawn.profile["jobs"].values()]
+        assert set(told) == {"costs" in drawn.profile}
+    assert len(carry) / len(carry + others) == pytest.approx(0.5, abs=0.1)
+    largest = max(profile["costs"]["client_cpu"]["value"] for profile in carry)
+    assert 0.7 < largest <= 0.9
+
+
+def test_a_refuge_has_the_plateau_of_the_machine_it_is_drawn_from() -> None:
+    """Requests in flight over what the refuge serves: what p95 is there in overload [us]."""
+    plateaus: dict[bool, list[float]] = {}
+    for name in drawn_names("training", 0, 200):
+        scenario, profile = load_scenario(name), load_profile(name)
+        service = profile.service
+        refuge = scenario.service.core_choices[-1]
+        paired = len(refuge) // 2 * 2 if scenario.machine.smt_siblings else 0
+        worth = len(refuge) - paired + paired * service["smt"].value
+        serves_qps = service["core_capacity_qps"].value * worth
+        local = profile.scatter == load_profile("local").scatter
+        plateaus.setdefault(local, []).append(1e6 * service["outstanding"].value / serves_qps)
+    local = load_profile("local").service
+    measured_us = 1e6 * local["outstanding"].value / local["core_capacity_qps"].value
+    assert np.median(plateaus[True]) == pytest.approx(measured_us, rel=0.1)
+
+
 def test_no_two_purposes_or_indices_draw_the_same() -> None:
     names = [name for of in ("training", "selection", "report") for name in drawn_names(of, 5, 30)]
     loads = {draw(name).scenario["load"]["qps_max"] for name in names}

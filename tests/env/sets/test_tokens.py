@@ -11,6 +11,7 @@ from env.allocation import JobState
 from env.control import HISTORY, ControlState
 from env.scenario import Scenario, load_scenario
 from env.sets import tokens
+from env.sets.known_machine import SHOWN_COSTS
 from env.sets.tokens import (
     HOST,
     JOB,
@@ -46,7 +47,7 @@ def job_of(row: np.ndarray, job: int) -> np.ndarray:
 def test_the_parts_add_up() -> None:
     size = HOST + SERVICE + 4 * (VCPU + 1) + 7 * (JOB + 4 + 1)
     assert LAYOUT.size == size
-    assert SERVICE == 19 + HISTORY
+    assert 19 + HISTORY + len(SHOWN_COSTS) == SERVICE
 
 
 def test_time_on_its_scale() -> None:
@@ -70,7 +71,7 @@ def test_a_job_without_a_profile_shows_its_run_only(scenario: Scenario) -> None:
     control.job_known[3] = 0
     unknown = job_of(row_of(control, scenario), 3)
     differ = set(np.flatnonzero(known != unknown).tolist())
-    assert differ == {6, 7, 8, 20, 21, *range(23, 30)}
+    assert differ == {6, 7, 8, 20, 21, *range(23, 30)}  # of these jobs no interruption is known
     assert not unknown[sorted(differ)].any()
     assert unknown[9] == pytest.approx(0.5)  # lg of the CPU time
 

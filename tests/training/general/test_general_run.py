@@ -96,7 +96,7 @@ def test_scenarios_of_different_sizes_play_side_by_side() -> None:
     jobs = observations[:, jobs_at : jobs_at + 12 * numbers].reshape(12, 12, numbers)
     unknown = (jobs[:, :, 3:6].any(axis=2)) & (jobs[:, :, 6] == 0.0)
     assert unknown.any()
-    assert not jobs[unknown][:, 23:30].any()  # nothing of a profile is shown
+    assert not jobs[unknown][:, 23:31].any()  # nothing of a profile is shown
     for _ in range(20):
         observations, rewards, _, _ = environments.step(np.zeros(12, np.int64))
         assert np.isfinite(observations).all()
@@ -235,7 +235,7 @@ def test_who_is_in_front_has_normal_weight_and_the_others_fill_the_background() 
 
 def test_a_short_job_interrupts_a_long_one_that_then_goes_on() -> None:
     """And who follows such a schedule pauses what it does not have side by side."""
-    scenario = load_scenario("family-training-0-15")  # 3 jobs, the first a long one
+    scenario = load_scenario("family-training-0-40")  # 2 jobs, the first the longer one
     plan = replace(in_turn(scenario, 3), at_once=1)
     plan.jobs[:, AFTER] = -1
     jct_s = []
