@@ -299,11 +299,18 @@ def _listed(cores: Iterable[int]) -> str:
 
 
 def _settle_memory() -> None:
-    """Keep collections off all that was made so far, and have threads share the main heap."""
+    """
+    Keep collections off all that was made so far, and have threads share the main heap.
+
+    What the start needed and has left behind goes back to the machine.
+    """
+    gc.collect()
     gc.freeze()
     gc.enable()
-    with contextlib.suppress(AttributeError):  # it is glibc's
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    with contextlib.suppress(AttributeError):  # they are glibc's
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_ARENA_MAX, 1)
+        libc.malloc_trim(0)
 
 
 def _exit_code(jobs: Iterable[JobRecord], stop: StopRequest, faults: list[str]) -> int:

@@ -1,12 +1,13 @@
-"""What asks a program to end, and how it does so without leaving anything behind."""
+"""
+What asks a program to end, and how it does so without leaving anything behind.
+
+The guardian uses this file: what it does not need of the standard library is imported late.
+"""
 
 import contextlib
-import ctypes
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from typing import NoReturn
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -21,6 +22,8 @@ def held() -> Iterator[None]:
 
     In another thread than the main one nothing is to be held: signals are the main one's to answer.
     """
+    import threading
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,12 +52,14 @@ def end_with(starter: int) -> None:
 
     :param starter: the process that started it
     """
+    import ctypes
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != starter:  # it was too late for that
         os._exit(1)
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
+def _interrupt(number: int, frame: object) -> None:
     """Only once: a second signal must not keep a program from stopping what it started."""
     for each in STOPPING:
         signal.signal(each, signal.SIG_IGN)

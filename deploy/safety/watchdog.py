@@ -1,8 +1,13 @@
 """What systemd wants to hear from a service: that it is ready, and then that it lives."""
 
+from __future__ import annotations
+
 import contextlib
 import os
-import socket
+
+TYPE_CHECKING = False  # the guardian has this file and no use for half a MiB of `socket`
+if TYPE_CHECKING:
+    import socket
 
 
 class Watchdog:
@@ -19,6 +24,8 @@ class Watchdog:
         self._due_s = 0.0
         self._socket: socket.socket | None = None
         if address:
+            import socket
+
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
             with contextlib.suppress(OSError):
