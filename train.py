@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = parser().parse_args(argv)
     with exit_on_bad_input():
-        if arguments.seeds > 1:
+        if arguments.seeds > 1 or arguments.workers != 1:
             train_seeds(arguments)
         else:
             print(train_one(arguments))
@@ -116,15 +116,21 @@ def train_seeds(arguments: argparse.Namespace) -> None:
     :raises InputError: if a run cannot begin, or the cluster cannot be reached
     """
     if arguments.env == "vm":
-        raise InputError("--seeds: several runs are for the simulator only; allowed is 1")
+        raise InputError("--seeds, --workers: for the simulator only")
     from training.ppo.seed_runs import train_side_by_side
 
-    runs = []
+    folders = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        run = argparse.Namespace(**vars(arguments) | {"seed": seed, "seeds": 1})
-        run.out = arguments.out / str(seed) if arguments.out else run_folder(run)
-        require_folder(run.out)
-        runs.append(run)
+        run = argparse.Namespace(**vars(arguments) | {"seed": seed, "out": None})
+        named = run_folder(run)
+        folders.append(arguments.out / str(seed) if arguments.out else named)
+    if resumed := arguments.resume:
+        (read_general_checkpoint if is_general(resumed) else read_checkpoint)(resumed)
+    runs = []
+    for number, folder in enumerate(folders):
+        require_folder(folder)
+        own = {"seed": arguments.seed + number, "out": folder}
+        runs.append(argparse.Namespace(**vars(arguments) | own))
     for said in train_side_by_side(train_one, runs, arguments.workers):
         print(said, flush=True)
 

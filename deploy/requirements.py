@@ -30,7 +30,7 @@ further process of a group takes one for its counters and one a thread, of which
 """
 
 LONGEST_PERIOD_S = 0.2
-"""The guardian acts after 0.6 s, and a poll that comes after 0.4 s writes everything anew."""
+"""The guardian acts after 0.7 s, and a poll that comes after 0.4 s writes everything anew."""
 
 
 @dataclass(frozen=True)

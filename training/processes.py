@@ -48,9 +48,9 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, fork, _begin, (os.getpid(),)) as pool:
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             pool.submit(int)  # it starts with the first piece of work
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield pool
         except BaseException:
             for process in multiprocessing.active_children():

@@ -1,8 +1,9 @@
 """
 Runs that differ in their seed alone, shared out to processes here or to the machines of a cluster.
 
-A run's output goes to `train.log` in its folder. A cluster's machines need this version installed;
-what a run writes there comes back when it is done.
+A run's output goes to `train.log` in its folder, and one that fails does not end the others. Ctrl-C
+ends all of them as they stand. A cluster's machines need this version installed, and files that the
+command names under the same paths; what a run writes there comes back when it is over.
 """
 
 import argparse
@@ -42,27 +43,40 @@ def train_side_by_side(
     :param workers: number of processes; 0 for the Ray cluster that this machine is part of
     :raises InputError: if a run cannot begin, or this machine is part of none
     """
-    if workers == 0:
-        yield from _on_ray(train, runs)
-        return
+    failures: list[Exception] = []
+    for said in _on_ray(train, runs) if workers == 0 else _here(train, runs, workers):
+        if isinstance(said, Exception):
+            failures.append(said)
+        else:
+            yield said
+    if failures:
+        raise failures[0]
+
+
+def _here(
+    train: Train, runs: Sequence[argparse.Namespace], workers: int
+) -> Iterator[str | Exception]:
+    """In processes of this machine; what a run says, or why it failed."""
     processes = min(workers, len(runs))
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     with process_pool(processes) as pool:
         for done in as_completed([pool.submit(_with_log, train, run, threads) for run in runs]):
-            yield done.result()
+            error = done.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            yield error or done.result()
 
 
-def _on_ray(train: Train, runs: Sequence[argparse.Namespace]) -> Iterator[str]:
+def _on_ray(train: Train, runs: Sequence[argparse.Namespace]) -> Iterator[str | Exception]:
     """The same on the machines of a Ray cluster, a vCPU a run."""
     try:
         import ray
     except ImportError as error:
         raise InputError("--workers ray: needs Ray; pip install coretide[ray]") from error
     try:
-        if known := os.environ.get("RAY_ADDRESS"):  # Ray itself would wait for minutes
-            socket.create_connection(address(known), ANSWERS_S).close()
+        _require_answer(os.environ.get("RAY_ADDRESS", ""))
         ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, argparse.ArgumentTypeError) as error:
+    except OSError as error:
         raise InputError(
             "--workers ray: no cluster answers; begin one with ray start --head, or join one with "
             "ray start --address=HOST:PORT"
@@ -72,11 +86,22 @@ def _on_ray(train: Train, runs: Sequence[argparse.Namespace]) -> Iterator[str]:
         folders = {away.remote(train, run): run.out for run in runs}
         while folders:
             (done,), _ = ray.wait(list(folders))
-            said, archive = ray.get(done)
-            _unpack(archive, folders.pop(done))
+            folder = folders.pop(done)
+            try:
+                said, archive = ray.get(done)
+            except ray.exceptions.RayError as error:  # its machine is gone
+                said, archive = InputError(f"{folder}: {type(error).__name__}"), b""
+            if archive:
+                _unpack(archive, folder)
             yield said
     finally:
         ray.shutdown()
+
+
+def _require_answer(known: str) -> None:
+    """Make sure that somebody listens where a cluster is said to be: Ray would wait for minutes."""
+    with contextlib.suppress(argparse.ArgumentTypeError):  # one of Ray's other ways to say it
+        socket.create_connection(address(known), ANSWERS_S).close()
 
 
 def _with_log(train: Train, run: argparse.Namespace, threads: int = 1) -> str:
@@ -91,15 +116,19 @@ def _with_log(train: Train, run: argparse.Namespace, threads: int = 1) -> str:
         return train(run)
 
 
-def _with_archive(train: Train, run: argparse.Namespace) -> tuple[str, bytes]:
-    """A run in a folder of this machine, and all that it wrote there."""
+def _with_archive(train: Train, run: argparse.Namespace) -> tuple[str | Exception, bytes]:
+    """A run in a folder of this machine: what it says or why it failed, and all that it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         own: dict[str, Any] = vars(run) | {"out": Path(folder)}
-        said = _with_log(train, argparse.Namespace(**own))
+        said: str | Exception
+        try:
+            said = _with_log(train, argparse.Namespace(**own)).replace(folder, str(run.out))
+        except Exception as error:
+            said = error
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(folder, ".")
-        return said.replace(folder, str(run.out)), packed.getvalue()
+        return said, packed.getvalue()
 
 
 def _unpack(archive: bytes, folder: Path) -> None:

@@ -71,6 +71,15 @@ def test_seeds_side_by_side_are_the_runs_of_these_seeds(
     assert "training for" in (tmp_path / "runs" / "7" / "train.log").read_text()
 
 
+def test_a_run_that_fails_does_not_end_the_others(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    (out / "7" / "last.zip").mkdir(parents=True)  # in the way of its checkpoint
+    done = train("--recipe", recipe, "--seed", "7", "--seeds", "2", "--workers", "2", "--out", out)
+    assert done.returncode != 0
+    assert [line for line in done.stdout.splitlines() if "runs/8" in line]
+    assert read_checkpoint(out / "8" / "last.zip").metadata["seed"] == 8
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """A Ray cluster of this machine alone, on the loopback; its address."""
@@ -94,13 +103,20 @@ def cluster(tmp_path: Path) -> Iterator[str]:
                 break
         else:
             pytest.fail(said)
-        yield f"127.0.0.1:{port}"
-        head.terminate()
-        head.communicate(timeout=60)
-    shutil.rmtree(folder)
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+            head.communicate(timeout=60)
+            shutil.rmtree(folder)
 
 
-@pytest.mark.skipif(not RAY.exists(), reason="Ray is not installed (pip install coretide[ray])")
+NEEDS_RAY = pytest.mark.skipif(
+    not RAY.exists(), reason="Ray is not installed (pip install coretide[ray])"
+)
+
+
+@NEEDS_RAY
 def test_seeds_on_a_cluster_are_the_same_and_come_back(
     recipe: Path, alone: Path, tmp_path: Path, cluster: str
 ) -> None:
@@ -120,9 +136,10 @@ def test_seeds_on_a_cluster_are_the_same_and_come_back(
     [
         (["--seeds", "0"], "--seeds: must be a whole number"),
         (["--workers", "many"], "--workers: must be a whole number"),
-        (["--seeds", "2", "--env", "vm"], "--seeds: several runs are for the simulator only"),
+        (["--seeds", "2", "--env", "vm"], "--seeds, --workers: for the simulator only"),
         (["--seeds", "2", "--recipe", "nowhere"], "no such file"),
-        (["--seeds", "2", "--workers", "ray"], "--workers ray: no cluster answers"),
+        (["--seeds", "2", "--resume", "nowhere.zip"], "no such checkpoint"),
+        pytest.param(["--workers", "ray"], "--workers ray: no cluster answers", marks=NEEDS_RAY),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
