@@ -21,10 +21,8 @@ from deploy.commands import add_machine_options, settings_of
 from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, whole_number
 from env.scenario import Scenario, load_scenario
+from training.ppo.seed_runs import ON_RAY, train_side_by_side
 from training.recipe import Recipe, load_recipe
-
-ON_RAY = 0
-"""Instead of a number of processes: the machines of a Ray cluster."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -117,20 +115,16 @@ def train_seeds(arguments: argparse.Namespace) -> None:
     """
     if arguments.env == "vm":
         raise InputError("--seeds, --workers: for the simulator only")
-    from training.ppo.seed_runs import train_side_by_side
-
-    folders = []
+    runs = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         run = argparse.Namespace(**vars(arguments) | {"seed": seed, "out": None})
-        named = run_folder(run)
-        folders.append(arguments.out / str(seed) if arguments.out else named)
+        named = run_folder(run)  # reads recipe and scenario
+        run.out = arguments.out / str(seed) if arguments.out else named
+        runs.append(run)
     if resumed := arguments.resume:
         (read_general_checkpoint if is_general(resumed) else read_checkpoint)(resumed)
-    runs = []
-    for number, folder in enumerate(folders):
-        require_folder(folder)
-        own = {"seed": arguments.seed + number, "out": folder}
-        runs.append(argparse.Namespace(**vars(arguments) | own))
+    for run in runs:
+        require_folder(run.out)
     for said in train_side_by_side(train_one, runs, arguments.workers):
         print(said, flush=True)
 

@@ -24,6 +24,7 @@ import math
 
 from env.physics.compiled import compiled, inlined
 from env.physics.parameters import column
+from env.physics.steady_service import BACKGROUND_HALF
 
 SERVICE_FIELDS: list[str] = []
 """The parameters of `service_state`, in the order of its `params` array."""
@@ -75,13 +76,6 @@ TAIL_SHAPE = column(SERVICE_FIELDS, "tail_shape")
 
 LN_19 = math.log(19.0)
 """A log-logistic tail's shape times ln(p95 / p50): the logarithm of the odds 0.95 / 0.05."""
-
-BACKGROUND_HALF = 0.05
-"""
-Busy fraction at which background work costs half of its full effect.
-
-Memcached's wake-ups set the pace: it costs that work is there to be preempted, not how much.
-"""
 
 
 @inlined

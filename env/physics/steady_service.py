@@ -10,10 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CLIENT_MOST = 0.95
-"""Share of its vCPU that a load generator takes at most, as in `env.simulator.rates`."""
+"""
+Share of its vCPU that a load generator takes at most.
+
+Linux keeps real-time processes to so much of one (sched_rt_runtime_us).
+"""
 
 BACKGROUND_HALF = 0.05
-"""Busy fraction at which background work costs half of its full effect, as in the physics."""
+"""
+Busy fraction at which background work costs half of its full effect.
+
+Memcached's wake-ups set the pace: it costs that work is there to be preempted, not how much.
+"""
 
 _HALVINGS = 20  # of the range of loads: far finer than anybody sees
 

@@ -28,6 +28,7 @@ from env.physics.service import (
     service_stretch,
     tail_fraction,
 )
+from env.physics.steady_service import CLIENT_MOST
 from env.simulator.guarding import (
     CALM_WAIT,
     CONTENDED_WAIT,
@@ -36,10 +37,6 @@ from env.simulator.guarding import (
     crowding,
     next_guard_s,
 )
-
-# A load generator leaves others this much of its vCPU at least: Linux keeps real-time processes
-# to 0.95 of one (sched_rt_runtime_us).
-CLIENT_MOST = 0.95
 
 SOON_S = 1e-9
 """Events this close to now are due."""

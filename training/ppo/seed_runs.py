@@ -25,6 +25,9 @@ from training.processes import process_pool
 
 Train = Callable[[argparse.Namespace], str]
 
+ON_RAY = 0
+"""Instead of a number of processes: the Ray cluster that this machine is part of."""
+
 ANSWERS_S = 5.0
 """How long a cluster may take to answer [s]."""
 
@@ -40,11 +43,12 @@ def train_side_by_side(
 
     :param train: one run, whose `out` is its folder
     :param runs: their arguments
-    :param workers: number of processes; 0 for the Ray cluster that this machine is part of
-    :raises InputError: if a run cannot begin, or this machine is part of none
+    :param workers: number of processes, or `ON_RAY`
+    :raises InputError: if this machine is part of no cluster
+    :raises Exception: what the first run that failed has raised, once all others are over
     """
     failures: list[Exception] = []
-    for said in _on_ray(train, runs) if workers == 0 else _here(train, runs, workers):
+    for said in _on_ray(train, runs) if workers == ON_RAY else _here(train, runs, workers):
         if isinstance(said, Exception):
             failures.append(said)
         else:

@@ -65,7 +65,7 @@ def test_seeds_side_by_side_are_the_runs_of_these_seeds(
     done = train("--recipe", recipe, "--seed", "7", "--seeds", "2", "--workers", "2", *out)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
-    assert [re.search(r"runs/(\d)", line)[1] for line in lines] == ["7", "8"]  # type: ignore[index]
+    assert [re.findall(r"runs/(\d)", line) for line in lines] == [["7"], ["8"]]
     assert same_network(tmp_path / "runs" / "8", alone)
     assert not same_network(tmp_path / "runs" / "7", alone)
     assert "training for" in (tmp_path / "runs" / "7" / "train.log").read_text()
