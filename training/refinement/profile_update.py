@@ -36,6 +36,12 @@ P95_SD = 0.3
 HICCUP_SD = 0.5
 """The same of the share of time that is stalled or stolen."""
 
+JOB_SPEED_DRIFT = 0.15
+"""Of how much work the host does in a second, in ln, from when a profile was measured to a later
+run: what the host's other guests leave changes. Three hours apart the same policies took 0.72 to
+0.87 of their time on one host (docs/measured.md, 9abe13f and b8d8259), of which the clock of a
+short loop showed a fifth."""
+
 LEAST_S = 0.3
 """Jobs that ran or computed for less say nothing."""
 
@@ -91,7 +97,7 @@ class Update:
     moved: dict[str, float]
 
 
-def learnable(profile: Profile, jobs: Sequence[str]) -> list[Learned]:
+def learnable(profile: Profile, jobs: Sequence[str], drift: float = 0.0) -> list[Learned]:
     """
     The parameters that may move.
 
@@ -100,6 +106,7 @@ def learnable(profile: Profile, jobs: Sequence[str]) -> list[Learned]:
 
     :param profile: the prior
     :param jobs: those that the runs had
+    :param drift: see `update`
     """
     found = []
     for name, known in profile.service.items():
@@ -109,11 +116,10 @@ def learnable(profile: Profile, jobs: Sequence[str]) -> list[Learned]:
         if name != "vm_speed":
             found.append(Learned("service", "", name, known.value, spread))
     found += [Learned("costs", "", name, p.value, p.spread) for name, p in profile.costs.items()]
-    found += [
-        Learned("host", "", name, known.value, known.spread)
-        for name, known in profile.host.items()
-        if name in HOST_LEARNED
-    ]
+    for name, known in profile.host.items():
+        if name in HOST_LEARNED:
+            spread = math.hypot(known.spread, drift) if name == "job_speed" else known.spread
+            found.append(Learned("host", "", name, known.value, spread))
     found += [
         Learned("jobs", job, name, known.value, known.spread)
         for job in jobs
@@ -122,14 +128,16 @@ def learnable(profile: Profile, jobs: Sequence[str]) -> list[Learned]:
     return [one for one in found if one.spread > 0.0]
 
 
-def update(profile: Profile, replays: Sequence[LiveReplay]) -> Update:
+def update(profile: Profile, replays: Sequence[LiveReplay], drift: float = 0.0) -> Update:
     """
     Move a profile to where the records are most probable.
 
     :param profile: the prior
     :param replays: of the runs; all of one machine
+    :param drift: standard deviation of ln of how much faster or slower the host may do jobs' work
+        than when the profile was measured, `JOB_SPEED_DRIFT` for runs of another hour
     """
-    learned = learnable(profile, replays[0].run.scenario.job_names)
+    learned = learnable(profile, replays[0].run.scenario.job_names, drift)
 
     def data(z: FloatArray) -> FloatArray:
         there = moved_to(profile, learned, z)

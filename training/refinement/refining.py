@@ -27,7 +27,7 @@ from training.recipe import Recipe, load_recipe
 from training.refinement.live_replay import LiveReplay
 from training.refinement.live_run import LiveRun, read_live_run
 from training.refinement.predict_run import free_figures, measured_figures, replayed_figures
-from training.refinement.profile_update import update
+from training.refinement.profile_update import JOB_SPEED_DRIFT, update
 
 LIMIT_S = 165.0
 """What the whole command takes, but for saving: less than three minutes."""
@@ -52,7 +52,7 @@ def refine(
     :return: what is known of it now
     """
     replays = [LiveReplay(run) for run in runs]
-    found = update(profile, replays)
+    found = update(profile, replays, JOB_SPEED_DRIFT)
     for replay, source in zip(replays, sources, strict=True):
         columns: dict[str, Figures | None] = {"measured": measured_figures(replay.run)}
         for when, known in (("before", profile), ("after", found.profile)):

@@ -16,7 +16,7 @@ from tests.training.refinement.recorded import RUN, in_the_present_form
 from training.refinement import refining
 from training.refinement.live_replay import LiveReplay
 from training.refinement.live_run import read_live_run
-from training.refinement.profile_update import Update, update
+from training.refinement.profile_update import JOB_SPEED_DRIFT, Update, update
 
 CHECKPOINT = "checkpoints/local.zip"
 
@@ -65,6 +65,21 @@ def test_a_second_look_at_the_same_run_changes_little(replay: LiveReplay, found:
     assert misses(replay, update(found.profile, [replay]).profile) < 1.2 * misses(
         replay, found.profile
     )
+
+
+def test_a_host_that_does_more_in_another_hour_is_believed(
+    replay: LiveReplay, found: Update
+) -> None:
+    """Then all jobs' speed is news; without a drift it is what they were measured at."""
+    known = found.profile.host["job_speed"]
+    slower = known.model_copy(update={"value": 0.8 * known.value})
+    host = {**found.profile.host, "job_speed": slower}
+    before = found.profile.model_copy(update={"host": host})
+    drifted = update(before, [replay], JOB_SPEED_DRIFT).profile
+    held = update(before, [replay]).profile
+    assert drifted.host["job_speed"].value > 0.92 * known.value
+    assert held.host["job_speed"].value < 0.88 * known.value
+    assert misses(replay, drifted) <= misses(replay, held)
 
 
 def test_the_command_writes_a_profile_and_says_what_it_has_done(
