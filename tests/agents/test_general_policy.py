@@ -167,28 +167,6 @@ def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: Mix
         assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(slope, rel=0.02)
 
 
-def test_any_of_what_is_taught_counts_once(model: GeneralPPO, environments: MixedVecEnv) -> None:
-    """What is not legal does not count, and where nothing is, nothing is learned."""
-    policy = model.policy
-    observations = torch.from_numpy(environments.reset().copy())
-    legal = Sets(observations.numpy(), environments.layout).legal > 0.5
-    first = torch.from_numpy(legal.argmax(1))
-    none = torch.from_numpy((~legal).argmax(1))
-    values, one = policy.evaluate_any(observations, first[:, None])
-    expected_values, expected, _ = policy.evaluate_actions(observations, first)
-    assert expected is not None
-    torch.testing.assert_close(one, expected)
-    torch.testing.assert_close(values, expected_values)
-    again = policy.evaluate_any(observations, torch.stack([none, first, first], 1))[1]
-    torch.testing.assert_close(again, one)
-    every = torch.arange(legal.shape[1]).expand(len(legal), -1)
-    assert policy.evaluate_any(observations, every)[1].abs().max() < 1e-5
-    nothing = policy.evaluate_any(observations, none[:, None])[1]
-    assert not nothing.any()
-    gradients = torch.autograd.grad(nothing.sum(), [policy.network.keep.bias])
-    assert not gradients[0].any()
-
-
 @pytest.mark.parametrize("name", ["cca-2025", "family-training-0-21"])
 def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, name: str) -> None:
     """Also where jobs arrive on the way: then they are seen whole."""

@@ -86,23 +86,6 @@ class AttentionPolicy(ActorCriticPolicy):
         log_probs, entropies = MaskedLogProbs.apply(logits, legal, actions)
         return values, log_probs, entropies
 
-    def evaluate_any(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Values float32[B, 1] and the log-probabilities float32[B] of taking any of some slots.
-
-        :param obs: float32[B, size]
-        :param actions: int64[B, K]; what is not legal, or named twice, does not count, and where
-            none is legal the log-probability is 0, which teaches nothing
-        """
-        sets = self._sets(obs)
-        logits, values = self.network(sets)
-        legal = torch.from_numpy(sets.legal) > 0.5
-        logits = torch.where(legal, logits, ILLEGAL_LOGIT)
-        some = torch.zeros_like(legal).scatter_(1, actions, True) & legal
-        ours = torch.where(some, logits, ILLEGAL_LOGIT)
-        log_probs = ours.logsumexp(1) - logits.logsumexp(1)
-        return values, torch.where(some.any(1), log_probs, 0.0)
-
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """
         The distribution over slots.

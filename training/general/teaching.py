@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from env.codes import KEEP
 from env.physics.compiled import compiled
 from env.sets.pointers import legal_slots
+from env.simulator.thread_pool import ThreadPool
 from training.general.attention_policy import AttentionPolicy
+from training.general.fitting import Fitting, any_of, fitting_device
 from training.general.machines import Machines, stacked
 from training.general.mixed_env import MixedVecEnv
 from training.imitation.expert import expert_edit
@@ -88,10 +90,15 @@ class Teachers:
 
     :param machines: that play them
     :param imitation: how they are followed
+    :param threads: that ask them
     """
 
-    def __init__(self, machines: Machines, imitation: Imitation):
+    def __init__(self, machines: Machines, imitation: Imitation, threads: int = 1):
         self._machines, self._imitation = machines, imitation
+        count = len(machines.hosts)
+        self._pool = ThreadPool(threads)
+        piece = -(-count // (2 * threads))
+        self._pieces = [slice(start, start + piece) for start in range(0, count, piece)]
         setups = machines.setups
         schedules = [setup.schedules for setup in setups]
         n_jobs = [len(some[0].jobs) for some in schedules]
@@ -116,10 +123,14 @@ class Teachers:
     def slots(self) -> np.ndarray:
         """What each machine might do now, int64[B, K]: the edits of the nearest schedules."""
         machines, imitation = self._machines, self._imitation
-        teach_batch(
-            machines.hosts, machines.playing, machines.rows, machines.n_edits, *self._tables,
-            imitation.release, imitation.unprobed, self._edits,
-        )  # fmt: skip
+
+        def teach(some: slice) -> None:
+            teach_batch(
+                machines.hosts[some], machines.playing[some], machines.rows, machines.n_edits,
+                *self._tables, imitation.release, imitation.unprobed, self._edits[some],
+            )  # fmt: skip
+
+        self._pool.share(teach, self._pieces)
         return machines.slot_of[machines.playing[:, None], self._edits]
 
 
@@ -135,10 +146,11 @@ def imitate(
     :param imitation: how long, and with which hyperparameters
     """
     rng = np.random.default_rng([seed, imitation.n_steps])
-    teachers = Teachers(environments.machines, imitation)
+    teachers = Teachers(environments.machines, imitation, torch.get_num_threads())
     chosen: list[list[np.ndarray]] = [[], [], []]
     count, all_of_them = environments.num_envs, environments.reach
     rounds = len(imitation.epochs)
+    print(f"imitation: the network is fitted on {fitting_device()}", flush=True)
     students = np.arange(count) < count // 2
     for turn, epochs in enumerate(imitation.epochs):
         # The largest come by the middle, so that the network plays them in some rounds, too.
@@ -211,24 +223,33 @@ def fit(
     :return: the probability of any of what was taught, a geometric mean over the last minibatches
     """
     observations, slots, returns = map(torch.from_numpy, data)
+    device = fitting_device()
+    fitting = Fitting(policy, observations, device, padded=device.type != "cpu")
     weights = torch.where(slots[:, 0] == 0, KEEPING_COUNTS / KEPT, 1.0)
     weights /= weights.mean()
-    optimiser = torch.optim.Adam(policy.network.parameters(), imitation.learning_rate)
+    # Every known return counts alike: pieces of a minibatch cannot tell how many the others know.
+    known = (~returns.isnan()).float()
+    returns = returns.nan_to_num(0.0)
+    of_value = known * VALUE_WEIGHT / known.mean().clamp(min=1.0 / len(known))
+    slots, returns, weights, of_value = (
+        one.to(device) for one in (slots, returns, weights, of_value)
+    )
+
+    def loss(rows: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = any_of(scores, slots[rows])
+        errors = values - returns[rows]
+        return of_value[rows] * errors.square() - weights[rows] * log_probs, log_probs
+
+    optimiser = torch.optim.Adam(fitting.trained, imitation.learning_rate)
     batches = list(minibatches(len(slots), epochs, imitation.batch_size, rng))
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, len(batches))
     policy.set_training_mode(True)
-    agreed: list[float] = []
+    agreed: list[Tensor] = []
     for rows in batches:
-        values, log_probs = policy.evaluate_any(observations[rows], slots[rows])
-        known = ~returns[rows].isnan()
-        errors = (values[:, 0] - returns[rows])[known]
-        value_loss = (errors * errors).sum() / max(len(errors), 1)
-        loss = VALUE_WEIGHT * value_loss - (weights[rows] * log_probs).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(policy.network.parameters(), 1.0)
+        agreed.append(fitting.differentiate(rows, loss))
+        nn.utils.clip_grad_norm_(fitting.trained, 1.0)
         optimiser.step()
         decay.step()
-        agreed.append(float(log_probs.detach().mean()))
+    fitting.hand_back()
     policy.set_training_mode(False)
-    return float(np.exp(np.mean(agreed[-50:])))
+    return float(torch.stack(agreed[-50:]).mean().exp())
