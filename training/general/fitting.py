@@ -1,39 +1,21 @@
 """
 The network while it is fitted to given decisions: on a GPU where there is one, else on the CPU.
 
-A GPU likes few large operations, so there every set of tokens has the layout's size, and what a
-scenario does not have is masked. It is the same network with the same weights, and what it comes to
-differs by rounding alone.
+A GPU is given padded sets (`training.general.padded_network`); on the CPU, where packed ones cost
+less, threads share each minibatch.
 """
 
 import copy
-import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agents.ppo.attention_network import (
-    BASIS,
-    HOLDS,
-    KEY,
-    ON,
-    ON_CORE,
-    OTHER,
-    PAUSE,
-    PLACES,
-    QUERIES,
-    RELATIONS,
-    SELF,
-    SIBLING,
-    SMALLEST,
-    START,
-)  # fmt: skip
 from env.sets.token_kernel import legal_slots_batch
-from env.sets.tokens import HOST, JOB, SERVICE, VCPU, Layout
 from env.simulator.thread_pool import ThreadPool
-from training.general.attention import AttentionNetwork, Sets
+from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy
+from training.general.padded_network import padded_scores
 from training.ppo.fast_ppo import one_core, one_core_each
 from training.ppo.loss_kernels import ILLEGAL_LOGIT
 
@@ -134,87 +116,3 @@ def any_of(scores: Tensor, slots: Tensor) -> Tensor:
     some = torch.zeros_like(legal).scatter_(1, slots, True) & legal
     ours = torch.where(some, scores, ILLEGAL_LOGIT)
     return torch.where(some.any(1), ours.logsumexp(1) - scores.logsumexp(1), 0.0)
-
-
-def padded_scores(
-    network: AttentionNetwork, observations: Tensor, layout: Layout
-) -> tuple[Tensor, Tensor]:
-    """
-    What the network says (`AttentionNetwork.forward`), by torch's own operations.
-
-    Scores float32[B, n_slots], of no meaning where a slot is not legal, and values float32[B, 1].
-
-    :param network: its weights
-    :param observations: float32[B, size]
-    :param layout: of the rows
-    """
-    n_jobs, n_vcpus, _, vcpus_at, _, siblings_at, jobs_at, _, cores_at = layout.offsets
-    count = len(observations)
-    vcpus = observations[:, vcpus_at:siblings_at].reshape(count, n_vcpus, VCPU)
-    jobs = observations[:, jobs_at:cores_at].reshape(count, n_jobs, JOB)
-    cores = observations[:, cores_at:].reshape(count, n_jobs, n_vcpus + 1)[:, :, :n_vcpus] > 0.5
-    kinds = (
-        observations[:, None, :HOST], observations[:, None, HOST : HOST + SERVICE], vcpus, jobs,
-    )  # fmt: skip
-    there = torch.cat(
-        [vcpus.new_ones(count, 2), vcpus[:, :, 0], jobs[:, :, 3:6].sum(2)], dim=1
-    ) > 0.5  # fmt: skip
-    relations = related(observations[:, siblings_at:jobs_at], vcpus, cores)
-    away = torch.where(there, 0.0, ILLEGAL_LOGIT)[:, None, None, :]
-    x = torch.cat([embed(one) for embed, one in zip(network.embed, kinds, strict=True)], dim=1)
-    layers = (network.qkv, network.biases, network.mix, network.widen, network.narrow)
-    for qkv, biases, mix, widen, narrow in zip(*layers, strict=True):
-        query, key, value = (
-            part.unflatten(2, (network.heads, -1)).transpose(1, 2)
-            for part in qkv(normalised(x)).chunk(3, dim=2)
-        )
-        likeness = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
-        likeness = likeness + (relations @ biases.t()).permute(0, 3, 1, 2) + away
-        mixed = likeness.softmax(3) @ value
-        x = x + mix(mixed.transpose(1, 2).flatten(2))
-        x = x + narrow(torch.relu(widen(normalised(x))))
-    x = normalised(x)
-    host, own = x[:, 0], network.from_job(x[:, 2 + n_vcpus :])
-    of_vcpus = network.from_vcpu(x[:, 2 : 2 + n_vcpus])
-    starts = own[:, :, START] @ torch.from_numpy(BASIS).to(own.device)
-    queries = own[:, :, QUERIES].unflatten(2, (3, KEY))
-    on_cores = torch.einsum("bjke,bve->bjkv", queries, of_vcpus[:, :, 1:])
-    on_cores = on_cores + own[:, :, ON_CORE, None]
-    on_cores = on_cores + network.there[:, None] * cores[:, :, None]
-    pairs, single = on_cores[:, :, :2].transpose(2, 3).flatten(2), on_cores[:, :, 2]
-    pause = own[:, :, PAUSE : PAUSE + 1]
-    of_jobs = torch.cat([starts, own[:, :, PLACES], pairs, single, pause], dim=2).flatten(1)
-    logits = torch.cat([network.keep(host), of_vcpus[:, :, 0], of_jobs], dim=1)
-    return logits, network.value(torch.relu(network.critic(host)))
-
-
-def normalised(x: Tensor) -> Tensor:
-    """
-    Each token over its root mean square.
-
-    :param x: float32[..., d]
-    """
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(SMALLEST))
-
-
-def related(siblings: Tensor, vcpus: Tensor, cores: Tensor) -> Tensor:
-    """
-    What each token of a set is to each, one of `RELATIONS`, float32[B, N, N, RELATIONS].
-
-    :param siblings: float32[B, C], each vCPU's sibling's number + 1, or 0
-    :param vcpus: float32[B, C, VCPU]
-    :param cores: bool[B, J, C], which vCPUs are a job's
-    """
-    (count, n_jobs, n_vcpus), first_job = cores.shape, 2 + vcpus.shape[1]
-    size = first_job + n_jobs
-    kinds = torch.full((count, size, size), OTHER, device=vcpus.device)
-    kinds.diagonal(dim1=1, dim2=2).fill_(SELF)
-    numbers = torch.arange(1, n_vcpus + 1, device=vcpus.device)
-    paired = siblings[:, :, None] == numbers
-    kinds[:, 2:first_job, 2:first_job].masked_fill_(paired, SIBLING)
-    held = torch.where(vcpus[:, :, 5] > 0.5, HOLDS, OTHER)
-    kinds[:, 1, 2:first_job] = kinds[:, 2:first_job, 1] = held
-    on = torch.where(cores, ON, OTHER)
-    kinds[:, first_job:, 2:first_job] = on
-    kinds[:, 2:first_job, first_job:] = on.transpose(1, 2)
-    return nn.functional.one_hot(kinds, RELATIONS).float()

@@ -37,10 +37,10 @@ HICCUP_SD = 0.5
 """The same of the share of time that is stalled or stolen."""
 
 JOB_SPEED_DRIFT = 0.15
-"""Of how much work the host does in a second, in ln, from when a profile was measured to a later
-run: what the host's other guests leave changes. Three hours apart the same policies took 0.72 to
-0.87 of their time on one host (docs/measured.md, 9abe13f and b8d8259), of which the clock of a
-short loop showed a fifth."""
+"""Standard deviation of ln of how much faster the host does jobs' work in a later run than when a
+profile was measured, as what its other guests leave changes. Three hours apart the same policies
+took 0.72 to 0.87 of their time on one host (docs/measured.md, 9abe13f and b8d8259), of which the
+clock of a short loop showed a fifth."""
 
 LEAST_S = 0.3
 """Jobs that ran or computed for less say nothing."""
@@ -134,8 +134,7 @@ def update(profile: Profile, replays: Sequence[LiveReplay], drift: float = 0.0) 
 
     :param profile: the prior
     :param replays: of the runs; all of one machine
-    :param drift: standard deviation of ln of how much faster or slower the host may do jobs' work
-        than when the profile was measured, `JOB_SPEED_DRIFT` for runs of another hour
+    :param drift: `JOB_SPEED_DRIFT` for runs of another hour, 0 for those that follow the measuring
     """
     learned = learnable(profile, replays[0].run.scenario.job_names, drift)
 

@@ -1,4 +1,4 @@
-"""Fitting the network for any scenario: what is learned from, and the same network on a GPU."""
+"""The network for any scenario as it is fitted: what counts, in threads, and by padded sets."""
 
 import copy
 
@@ -14,7 +14,7 @@ from training.general.fitting import Fitting, any_of, fitting_device
 from training.general.general_run import new_model
 from training.general.mixed_env import MixedVecEnv
 from training.general.setups import common_layout, drawn_scenarios, find_setups
-from training.general.teaching import Teachers, random_slot
+from training.general.teaching import random_slot
 from training.ppo.loss_kernels import ILLEGAL_LOGIT
 from training.recipe import load_recipe
 
@@ -121,15 +121,6 @@ def test_a_gpu_comes_to_the_same(policy: AttentionPolicy, observations: torch.Te
     theirs, their_values = Fitting(policy, observations, fitting_device(), True).scores(rows)
     torch.testing.assert_close(theirs.cpu(), ours, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(their_values.cpu(), our_values, atol=1e-3, rtol=1e-3)
-
-
-def test_teachers_asked_in_threads_say_the_same(environments: MixedVecEnv) -> None:
-    imitation = load_recipe("general").imitation
-    assert imitation is not None
-    environments.reset()
-    alone, shared = (Teachers(environments.machines, imitation, n).slots() for n in (1, 5))
-    assert (alone[:, 0] != 0).any()
-    assert (shared == alone).all()
 
 
 def test_threads_share_a_minibatch(policy: AttentionPolicy, observations: torch.Tensor) -> None:

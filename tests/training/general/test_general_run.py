@@ -125,6 +125,14 @@ def test_a_short_search_beats_plain_lists_and_its_teacher_follows_it() -> None:
     assert np.mean(followed) < 1.2 * np.mean(quick)
 
 
+def test_teachers_asked_in_threads_say_the_same() -> None:
+    environments = mixed(["cca-2025", "family-training-0-4"], 24)
+    environments.reset()
+    alone, shared = (Teachers(environments.machines, imitation(), n).slots() for n in (1, 5))
+    assert (alone[:, 0] != 0).any()
+    assert (shared == alone).all()
+
+
 def test_the_search_is_patient_enough_for_what_it_finds() -> None:
     """A mean completion time may be a small part of the time until the last job is done."""
     search = QuickSearch(EpisodeFactory(load_scenario(OUTLASTING), room=FAMILY_ROOM), 0, 2)
