@@ -17,9 +17,10 @@ answers three questions, in this order:
    more than that: it runs for a part of each quota period only.
 3. *What is a share worth?* A vCPU whose SMT sibling is busy runs at `smt` of its solo speed, in
    proportion to how busy the sibling is, and every other job's memory traffic slows a job by
-   `1 + sensitivity x sum(pressure x vCPUs in use)`. Beside a load generator it is slower by
-   `1 + interruption x the share of the vCPU that this one takes`: thousands of times a second it
-   comes first, its packets' interrupts are charged to the job, and it leaves cold caches.
+   `1 + sensitivity x sum(pressure x vCPUs in use)`. Beside memcached or a load generator it is
+   slower by `1 + interruption x the share of the vCPU that those take`: thousands of times a
+   second they come first, their packets' interrupts are charged to the job, and they leave cold
+   caches.
 
 A core set is a bit mask. All functions are plain scalar Python compiled by numba.
 """
@@ -521,7 +522,8 @@ def _pace(
     slow_down = 1.0 + job_params[job, SENSITIVITY] * max(0.0, neighbours)
     interrupted = 0.0
     for core in range(n_cores):
-        interrupted += job_params[job, INTERRUPTION] * client[core] * used[job, core]
+        first = min(1.0, client[core] + service_occupancy[core])
+        interrupted += job_params[job, INTERRUPTION] * first * used[job, core]
     slow_down *= 1.0 + interrupted / own
     return host_params[JOB_SPEED] * unthrottled / (seconds * slow_down)
 

@@ -40,11 +40,12 @@ LAUNCH_OVERHEAD_S = column(JOB_FIELDS, "launch_overhead_s")
 REQUIRED_JOB_FIELDS = tuple(JOB_FIELDS)
 """What a profile says of each of its jobs; the next ones it may lack."""
 
-# How much longer work takes on the load generator's vCPU, per share of it that this one takes.
+# How much longer work takes on a vCPU of memcached's or of a load generator's, per share of that
+# vCPU that those take.
 INTERRUPTION = column(JOB_FIELDS, "interruption")
 
 OPTIONAL_JOB_FIELDS = tuple(JOB_FIELDS[INTERRUPTION:])
-"""They are 0 where a profile lacks them, as where clients run on other machines."""
+"""They are 0 where a profile lacks them, as those of public runs do, which cannot tell them."""
 
 
 HOST_FIELDS: list[str] = []

@@ -40,8 +40,7 @@ did not get. With room for J jobs and C vCPUs the row has these parts:
 | | last move, its last pause; log2 of 1 + jobs with a profile that have less, more work left / 4; |
 | | its share of the memory; from the profile: lg of the work, serial |
 | | fraction, vCPUs a thread / 4, SMT factor, 10 x sensitivity, pressure, lg of the launch, |
-| | interruption beside a load generator; for each of 1 to MOST_THREADS threads whether it may |
-| | start with so many |
+| | interruption; for each of 1 to MOST_THREADS threads whether it may start with so many |
 | cores, J x (C + 1) | vCPU belongs to the job; its place: 1 + the place's slot among the job's, |
 | | or 0 |
 

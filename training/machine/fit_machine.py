@@ -35,6 +35,7 @@ from training.calibration.year_profile import HOST_KNOWN
 from training.machine.job_traits import HERE, NARROWED, Left, as_prior, job_traits, left_by_load
 from training.machine.local_load import local_load
 from training.measuring.pressure import BACKGROUND, EQUAL
+from training.measuring.samples import LOADED, SERVING
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -42,6 +43,7 @@ FloatArray = npt.NDArray[np.float64]
 LEAST_LOAD = 1 / 36  # of the largest: the course's 5K of 180K
 WAKE = 1 / 12  # the course's 15K of 180K
 SAME_MACHINE = 1e-3  # spread of ln(speed) and ln(idle latency) within one machine
+CHANGE_SD = 1.0  # of ln(what a change costs work): jobs fill the caches more or less
 BELOW = 0.9  # part of one vCPU's capacity up to which the CPU time of requests is fitted
 LOOP_VCPUS = 0.02  # what a deployment's loop takes at most, but for its probe (benchmarks.live)
 COST_SD = 0.1  # of ln(it): what points of one sweep scatter by
@@ -84,9 +86,11 @@ def fit_machine(
     service, error = _service(scenario, points)
     capacity_qps = service["core_capacity_qps"].value
     left = left_by_load(jobs, capacity_qps)
-    costs, client = _costs(points, capacity_qps, left), 0.0
-    if "client_cpu" in costs:
-        client = costs["client_cpu"].value * left.load ** costs["client_exponent"].value
+    costs = _costs(points, capacity_qps, left)
+    powers = {field: parameter.value for field, parameter in costs.items()}
+    company = {SERVING: left.load ** powers.get("service_exponent", 1.0)}
+    if "client_cpu" in powers:
+        company[LOADED] = powers["client_cpu"] * left.load ** powers["client_exponent"]
     return Profile(
         name=scenario.name,
         description=f"measured on {machine}",
@@ -95,7 +99,7 @@ def fit_machine(
         siblings=tuple(scenario.machine.sibling_of(c) for c in range(scenario.machine.vcpus)),
         service=service,
         costs=costs,
-        jobs={job.name: job_traits(job.name, jobs, base, client) for job in scenario.jobs},
+        jobs={job.name: job_traits(job.name, jobs, base, company) for job in scenario.jobs},
         host=_host(scenario, base, actuation),
         vm_speed=Parameter(value=1.0, spread=0.05, unit="1", source="prior: one machine only"),
     )
@@ -336,7 +340,7 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
 
     def measured(field: str, value: float, spread: float, what: str) -> None:
         host[field] = Parameter(
-            value=significant(max(value, 1e-6)),
+            value=significant(max(value, 1e-6)),  # by chance a small cost can be measured as none
             spread=significant(spread, 3),
             unit=HOST_KNOWN[field][2],
             source=f"{HERE}: {what}",
@@ -347,6 +351,10 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     measured("fast_latency_s", fast_s, 0.7, "cpuset file, affinity of all threads")
     noise = float(seen.loc[("service", "sensor_noise"), "median_s"])
     measured("sensor_noise", noise, 0.5, "CPU over 1 s")
+    for action, field in (("move", "migration_cost_s"), ("resume", "resume_cost_s")):
+        if ("work", action) in seen.index:
+            cost_s = float(seen.loc[("work", action), "median_s"])
+            measured(field, cost_s, CHANGE_SD, "CPU time of work that fills the caches")
     # Jobs that have images will run in containers.
     runtime = "docker" if any(job.image for job in scenario.jobs) else "process"
     if (runtime, "start") in seen.index:

@@ -2,12 +2,10 @@
 A job's traits by its runs on this machine.
 
 *Work and serial fraction* follow from its times alone by Amdahl's law, which has no word for
-threads that hinder each other. Work is the geometric mean of what it costs alone and in the
-background of memcached, for which physics has no other word, and its spread holds both. What it
-costs more beside the load generator is its *interruption*; what it does not get there is what the
-load generator takes. Before a job is measured it might be any
-of the scenario family (`env.family.drawing.generic_traits`): so its traits have a median and a
-spread from the start, and keep them where nothing was measured.
+threads that hinder each other. What work costs more in the background of memcached, and beside the
+load generator, is the job's *interruption*; what it does not get there is what those take. Before a
+job is measured it might be any of the scenario family (`env.family.drawing.generic_traits`): so its
+traits have a median and a spread from the start, and keep them where nothing was measured.
 
 *How much jobs on different cores slow each other down* follows from pairs of them. The physics says
 that job i beside job j takes 1 + sensitivity_i x pressure_j times as long as alone
@@ -18,6 +16,7 @@ the scale.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from env.simulator.profile import Parameter, Profile
 from training.analysis.curves import trusted
 from training.analysis.findings import ALONE, PAIRED
 from training.calibration.priors import JOB_PRIORS, RUN_SD
-from training.measuring.samples import LOADED, SERVED, SERVING
+from training.measuring.samples import LOADED, SERVED
 from training.statistics import significant
 
 FloatArray = npt.NDArray[np.float64]
@@ -42,7 +41,7 @@ GENERIC = "prior (any job of the scenario family)"
 NARROWED = 0.8  # of its prior's spread: a parameter known better than that was measured
 JOB_SD = 0.03  # of ln(time) of one run of a job
 CPU_SD = 0.1  # of ln(CPU time of several threads together over that of one alone)
-MET_SD = 0.1  # of what a job cost beside the load generator over what it cost beside memcached
+MET_SD = 0.1  # of what a job cost in company over what it cost alone
 TRAIT_SD = 0.3  # of ln(interruption): loads and company differ from what was measured
 BUSY = 0.9  # of a vCPU: a job that gets so much alone takes all that it is left
 LEAST_SD = 0.02  # of a ratio: what the model of pairs leaves out
@@ -50,7 +49,7 @@ FIELDS = ("sensitivity", "pressure")
 
 
 def job_traits(
-    name: str, jobs: pd.DataFrame, base: Profile, client: float = 0.0
+    name: str, jobs: pd.DataFrame, base: Profile, company: Mapping[str, float]
 ) -> dict[str, Parameter]:
     """
     What a profile says of a job, but for what pairs say.
@@ -59,12 +58,13 @@ def job_traits(
     :param jobs: see `training.analysis.findings`, with `beside` also `SERVING` and `LOADED`, and
         with cpu_s, sampled, instructions and overhead_s
     :param base: says what is known of a job that was not measured, if it knows it
-    :param client: share of a vCPU of the scenario's that the load generator took meanwhile
+    :param company: share of its vCPU that each took whom jobs met there, by `SERVING` and, where
+        the load generator runs on a vCPU of the scenario's, `LOADED`
     """
     own = jobs[jobs["job"] == name]
     alone = trusted(own, ["threads", "beside"])
     alone = alone[alone["beside"] == ALONE].dropna(subset=["real_s"])
-    met = {"interruption": _parameter(*_interruption(own, client))} if client > 0.0 else {}
+    met = {"interruption": _parameter(*_interruption(own, company))}
     if alone.empty and name in base.jobs:
         return met | {field: as_prior(known, base) for field, known in base.jobs[name].items()}
     generic = generic_traits()
@@ -78,14 +78,6 @@ def job_traits(
         found["work_s"] = (*_longer_than(seen_s, *generic["work_s"]), "s", source)
     else:
         found |= _fitted(alone, generic["serial_fraction"])
-        work_s, width, unit, source = found["work_s"]
-        dearer = dearer_beside(SERVING, own)
-        if math.isfinite(dearer):
-            width = math.hypot(width, 0.5 * math.log(dearer))
-            source = f"{HERE}, {dearer:.2f} times as much beside memcached as alone"
-        else:
-            dearer, source = 1.0, f"{HERE}, alone"
-        found["work_s"] = (work_s * math.sqrt(dearer), width, unit, source)
     return {field: _parameter(*told) for field, told in found.items()} | met
 
 
@@ -155,7 +147,7 @@ def _fitted(
     if hindered.any():
         source = f"{HERE}: more threads hinder each other"
     return {
-        "work_s": (math.exp(found.x[0]), width, "s", HERE),
+        "work_s": (math.exp(found.x[0]), width, "s", f"{HERE}, alone"),
         "serial_fraction": (math.exp(found.x[1]), min(spread[1], serial[1]), "1", source),
         "launch_overhead_s": (overhead_s, 0.3, "s", HERE),
     }
@@ -166,28 +158,30 @@ def _of_one_thread(share: float, threads: FloatArray) -> FloatArray:
     return share + (1.0 - share) / threads
 
 
-def _interruption(own: pd.DataFrame, client: float) -> tuple[float, float, str, str]:
+def _interruption(own: pd.DataFrame, company: Mapping[str, float]) -> tuple[float, float, str, str]:
     """
-    Value, spread, unit and source of what the load generator's company costs a job.
+    Value, spread, unit and source of what a job's company costs it.
 
-    The most probable value under a lognormal prior and a normal error of the one measured ratio,
-    and its spread by the curvature there; the prior's where that was not measured.
+    The most probable value under a lognormal prior and a normal error of each measured ratio, and
+    its spread by the curvature there; the prior's where none was measured.
     """
     prior = JOB_PRIORS["interruption"]
-    loaded, served = dearer_beside(LOADED, own), dearer_beside(SERVING, own)
-    if not math.isfinite(loaded / served):
+    dearer = {beside: dearer_beside(beside, own) for beside in company}
+    dearer = {beside: ratio for beside, ratio in dearer.items() if math.isfinite(ratio)}
+    if not dearer:
         return prior.median, prior.sd, "1", f"prior ({prior.source})"
-    # `work_s` is the geometric mean of the work alone and beside memcached.
-    more = loaded / math.sqrt(served) - 1.0
-    measured, sd = more / client, MET_SD / client
+    shares = np.array([company[beside] for beside in dearer])
+    more = np.array([*dearer.values()]) - 1.0
 
     def residuals(x: FloatArray) -> FloatArray:
         off = (x - math.log(prior.median)) / prior.sd
-        return np.concatenate([(np.exp(x) - measured) / sd, off])
+        return np.concatenate([(np.exp(x) * shares - more) / MET_SD, off])
 
     value = math.exp(least_squares(residuals, [math.log(prior.median)]).x[0])
-    width = math.hypot(TRAIT_SD, 1.0 / math.hypot(value / sd, 1.0 / prior.sd))
-    source = f"{HERE}, {loaded / served:.2f} times as much beside the load generator as memcached"
+    known = value * float(np.linalg.norm(shares)) / MET_SD
+    width = math.hypot(TRAIT_SD, 1.0 / math.hypot(known, 1.0 / prior.sd))
+    told = ", ".join(f"{ratio:.2f} ({who})" for who, ratio in dearer.items())
+    source = f"{HERE}: work costs {told} times as much in company as alone"
     return value, min(width, prior.sd), "1", source
 
 

@@ -28,6 +28,7 @@ from env.simulator.load import LoadTrace
 from training.analysis.findings import ALONE, PAIRED
 from training.measuring import samples, steadiness
 from training.measuring.actuation import Stopwatch, sensor_noise, time_runtime, time_service
+from training.measuring.change_costs import change_costs
 from training.measuring.experiment import DEFAULT, Factor, combinations
 from training.measuring.pressure import (
     BACKGROUND,
@@ -71,7 +72,7 @@ EXPERIMENT = (0.55, 1.75)
 SECOND_VCPU = 0.35  # of one vCPU's throughput, that a second one beside the load may add
 OVERHEAD_S = 1.5  # of a sweep, for its memcached, records and load
 START_ROOM_S = 10.0  # for the start of a container
-ACTUATION_S = {"actuation": 8.0, "docker": 20.0}
+ACTUATION_S = {"actuation": 8.0, "changes": 6.0, "docker": 20.0}
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Campaign:
         capacity = self._capacity(testbed)
         for name, measure in (
             ("actuation", self._actuation),
+            ("changes", self._changes),
             ("docker", self._docker),
             ("hiccups", self._hiccups),
         ):
@@ -423,6 +425,10 @@ class Campaign:
             noise = sensor_noise(testbed, server, one, 0.5 * capacity)
         last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
         return [*processes.rows(), *service.rows(), last]
+
+    def _changes(self, testbed: Testbed, _: float) -> list[Row]:
+        """What changes cost a job's work."""
+        return change_costs(testbed)
 
     def _docker(self, testbed: Testbed, _: float) -> list[Row]:
         """The same of containers; where there is no Docker, a row that says why."""

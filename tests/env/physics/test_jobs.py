@@ -133,8 +133,8 @@ def test_beside_a_load_generator_a_lone_thread_waits_where_most_is_left(threads,
 
 
 @settings(max_examples=200, deadline=None)
-@given(placements, st.floats(0.01, 0.9), st.floats(0.01, 5.0))
-def test_beside_a_load_generator_a_share_is_worth_less(jobs, client, interruption):
+@given(placements, occupancies, st.floats(0.01, 0.9), st.floats(0.01, 5.0))
+def test_beside_who_comes_first_a_share_is_worth_less(jobs, occupancy, client, interruption):
     interrupted = PARAMS.copy()
     interrupted[:, INTERRUPTION] = interruption
     speed, used, _ = speeds(jobs, client=client)
@@ -143,7 +143,13 @@ def test_beside_a_load_generator_a_share_is_worth_less(jobs, client, interruptio
     for job in jobs:
         there = used[job, -1] / max(used[job].sum(), 1e-9)
         assert speed[job] == pytest.approx(slower[job] * (1.0 + interruption * client * there))
-    # Without one on the machine nobody is interrupted.
+    # memcached's company is as good as the load generator's.
+    speed, used, _ = speeds(jobs, occupancy)
+    slower, _, _ = speeds(jobs, occupancy, params=interrupted)
+    for job in jobs:
+        there = used[job] @ occupancy / max(used[job].sum(), 1e-9)
+        assert speed[job] == pytest.approx(slower[job] * (1.0 + interruption * there))
+    # Without either on the machine nobody is interrupted.
     assert speeds(jobs, params=interrupted)[0] == pytest.approx(speeds(jobs)[0])
 
 

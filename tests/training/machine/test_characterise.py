@@ -208,6 +208,15 @@ def test_containers_are_timed_beside_processes_where_there_is_docker(measured: P
 
 @live
 @heavy
+def test_a_change_costs_work_at_most_what_refills_a_cache(measured: Path) -> None:
+    seen = pd.read_csv(measured / "actuation.csv").set_index(["of", "action"])
+    for kind in ("move", "resume"):
+        assert seen.loc[("work", kind), "n"] > 20
+        assert abs(seen.loc[("work", kind), "median_s"]) < 0.005
+
+
+@live
+@heavy
 def test_what_was_measured_becomes_profile_scenario_and_report(
     measured: Path, scenario: Scenario
 ) -> None:

@@ -178,6 +178,20 @@ def test_container_times_are_those_of_docker_where_jobs_have_images(scenario: Sc
     assert "docker" in host["api_latency_p99_s"].source
 
 
+def test_what_changes_cost_work_is_measured_or_assumed(scenario: Scenario) -> None:
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    assumed = fit_machine(scenario, base, latency, jobs, actuation, "m").host
+    assert assumed["migration_cost_s"].value == base.host["migration_cost_s"].value
+    assert assumed["resume_cost_s"].source.startswith("prior")
+    costs = {"move": 5e-4, "resume": -1e-5}  # by chance less than nothing
+    rows = [{"of": "work", "action": kind, "median_s": cost_s} for kind, cost_s in costs.items()]
+    table = pd.concat([actuation, pd.DataFrame(rows)])
+    host = fit_machine(scenario, base, latency, jobs, table, "m").host
+    assert host["migration_cost_s"].value == pytest.approx(5e-4)
+    assert 0.0 < host["resume_cost_s"].value < 1e-5
+
+
 def test_hiccups_are_as_sure_as_their_number_allows(scenario: Scenario) -> None:
     base = load_profile("local")  # knows of none
     base = base.model_copy(update={"jobs": load_profile(scenario.profile).jobs})
