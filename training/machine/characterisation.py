@@ -44,7 +44,7 @@ from env.simulator.profile import Background, load_profile
 from training.analysis.findings import job_times
 from training.machine import published
 from training.machine.fit_machine import fit_machine, write_profile
-from training.machine.job_traits import fit_pairs
+from training.machine.job_traits import fit_pairs, unhindered
 from training.machine.machine_report import Measured, write_report
 from training.measuring import experiment, preflight
 from training.measuring.campaign import FULL, QUICK, Campaign, CampaignPlan, job_runs
@@ -136,7 +136,9 @@ def characterise(
     profile = profile.model_copy(update=told)
     rule = write_profile(profile, scenario, latency, store.table("capacity"), out)
     derived = load_scenario(out / "scenario.yaml")
-    verdicts, profile = rehearse(derived, profile, out)
+    # Of threads that hinder each other the physics has no word: other traits would learn of them.
+    rehearsed = derived.with_jobs(unhindered(job, jobs) for job in derived.jobs)
+    verdicts, profile = rehearse(rehearsed, profile, out)
     measured = replace(measured, verdicts=verdicts)
     lines, summary = write_report(derived, profile, measured, out)
     return [rule, *lines], summary

@@ -27,6 +27,7 @@ from scipy.stats import truncnorm
 
 from env.family.drawing import generic_traits
 from env.physics.parameters import REQUIRED_JOB_FIELDS
+from env.scenario import Job
 from env.simulator.profile import Parameter, Profile
 from training.analysis.curves import trusted
 from training.analysis.findings import ALONE, PAIRED
@@ -79,6 +80,24 @@ def job_traits(
     else:
         found |= _fitted(alone, generic["serial_fraction"])
     return {field: _parameter(*told) for field, told in found.items()} | met
+
+
+def unhindered(job: Job, jobs: pd.DataFrame) -> Job:
+    """
+    A job without those thread counts with which it took longer alone than with fewer threads.
+
+    :param job: the job
+    :param jobs: see `job_traits`
+    """
+    own = jobs[(jobs["job"] == job.name) & (jobs["beside"] == ALONE)]
+    took_s = own.groupby("threads")["real_s"].median()
+
+    def hinders(count: int) -> bool:
+        fewer = took_s[took_s.index < count].min()
+        return count in took_s.index and bool(took_s[count] > fewer)
+
+    kept = tuple(count for count in job.threads if not hinders(count))
+    return job.model_copy(update={"threads": kept})
 
 
 def _parameter(value: float, width: float, unit: str, source: str) -> Parameter:

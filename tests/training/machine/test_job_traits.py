@@ -10,9 +10,16 @@ import pytest
 
 from env.family.drawing import generic_traits
 from env.physics.parameters import OPTIONAL_JOB_FIELDS, REQUIRED_JOB_FIELDS
+from env.scenario import Job
 from env.simulator.profile import Parameter, Profile, load_profile
 from training.analysis.findings import ALONE
-from training.machine.job_traits import as_prior, dearer_beside, job_traits, left_by_load
+from training.machine.job_traits import (
+    as_prior,
+    dearer_beside,
+    job_traits,
+    left_by_load,
+    unhindered,
+)
 from training.measuring.samples import LOADED, SERVED, SERVING
 
 COMPANY = {SERVING: 0.4, LOADED: 0.6}  # shares of a vCPU
@@ -63,6 +70,17 @@ def test_threads_that_hinder_each_other_say_nothing_of_the_work(
     assert traits["work_s"].spread < 0.1
     assert traits["serial_fraction"].value == pytest.approx(0.5, rel=0.1)  # the prior's bound
     assert "hinder" in traits["serial_fraction"].source
+
+
+def test_threads_that_hinder_each_other_are_not_rehearsed() -> None:
+    job = Job(name="pack", command=("pack",), threads=(1, 2, 4), memory_mib=64)
+    times = {1: 20.0, 2: 23.0, 4: 12.0}
+    runs = [run(count, real_s, 20.0) for count, real_s in times.items()]
+    beside = [run(4, 60.0, 20.0, SERVING), run(2, 1.0, 20.0) | {"job": "other"}]
+    assert unhindered(job, pd.DataFrame([*runs, *beside])).threads == (1, 4)
+    assert unhindered(job, pd.DataFrame(runs[:1])).threads == (1, 2, 4)  # none has shown otherwise
+    never = pd.DataFrame([*runs[:1], run(2, math.nan, 20.0)])
+    assert unhindered(job, never).threads == (1, 2, 4)
 
 
 def test_a_count_of_threads_that_scales_keeps_its_word(base: Profile) -> None:
