@@ -59,8 +59,8 @@ def job_traits(
     :param jobs: see `training.analysis.findings`, with `beside` also `SERVING` and `LOADED`, and
         with cpu_s, sampled, instructions and overhead_s
     :param base: says what is known of a job that was not measured, if it knows it
-    :param company: share of its vCPU that each took whom jobs met there, by `SERVING` and, where
-        the load generator runs on a vCPU of the scenario's, `LOADED`
+    :param company: whom jobs met, `samples.SERVING` and, where the load generator runs on a vCPU of
+        the scenario's, `samples.LOADED`, and the share of its vCPU that each took
     """
     own = jobs[jobs["job"] == name]
     alone = trusted(own, ["threads", "beside"])
