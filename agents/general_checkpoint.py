@@ -1,9 +1,9 @@
 """
 Reading the checkpoint of a network for any scenario: arrays and JSON only, as `agents.checkpoint`.
 
-It has the same entries. Its metadata says how the tokens are written instead of naming features and
-actions, and its weights are those of an attention network, by the names and in the shapes of
-`agents.ppo.attention_network.shapes`.
+It has the same entries. Its metadata says how the tokens are written and which lists there are
+instead of naming features and actions, and its weights are those of an attention network, by the
+names and in the shapes of `agents.ppo.attention_network.shapes`.
 """
 
 import zipfile
@@ -22,6 +22,7 @@ from agents.checkpoint import (
 from agents.ppo.attention_network import shapes
 from env.action import edit_table
 from env.errors import InputError
+from env.lists import menu
 from env.scenario import Scenario
 from env.sets.pointers import slots_of
 from env.sets.tokens import VERSION, Layout
@@ -33,7 +34,7 @@ class GeneralCheckpoint:
     A trained network for any scenario.
 
     :param path: the file
-    :param metadata: version of the tokens, the scenarios it was trained on, evaluation figures
+    :param metadata: versions of tokens and menu, what it was trained on, evaluation figures
     :param arrays: of the network
     """
 
@@ -87,7 +88,8 @@ def read_general_checkpoint(name: str | Path) -> GeneralCheckpoint:
     path, metadata, arrays = read_entries(name)
     if not isinstance(metadata, dict) or "tokens_version" not in metadata:
         raise InputError(f"{path}: not a checkpoint for any scenario")
-    for field, known in (("format", FORMAT), ("tokens_version", VERSION)):
+    versions = (("format", FORMAT), ("tokens_version", VERSION), ("menu_version", menu.VERSION))
+    for field, known in versions:
         if metadata.get(field) != known:
             raise InputError(f"{path}: {field} {metadata.get(field)!r}; this version reads {known}")
     try:

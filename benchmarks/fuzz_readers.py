@@ -269,7 +269,9 @@ def _training_state(folder: Path) -> None:
 def _general() -> bytes:
     """A small network for any scenario."""
     metadata = read_general_checkpoint("general.zip").metadata
-    widths = {"embed_0_weight": (4, 1), "biases_0": (2, 1), "widen_0_weight": (8, 1)}
+    widths = {
+        "embed_0_weight": (4, 1), "biases_0": (2, 1), "widen_0_weight": (8, 1), "ask_weight": (8, 1)
+    }  # fmt: skip
     sizes = shapes({name: np.zeros(size, np.float32) for name, size in widths.items()})
     return archive_of({METADATA_ENTRY: json.dumps(metadata).encode(), WEIGHTS_ENTRY: _zeros(sizes)})
 

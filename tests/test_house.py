@@ -28,10 +28,11 @@ MAY_IMPORT = {
     "env/family": {"env", "env/inputs", "env/physics"},
     "env/cluster": {"env", "env/inputs"},
     "env/sets": {"env", "env/family", "env/physics", "env/simulator"},
+    "env/lists": {"env", "env/physics", "env/sets", "env/simulator"},
     "env/physics": {"env"},
     "env/simulator": {"env", "env/family", "env/inputs", "env/physics"},
-    "agents": {"agents/ppo", "env", "env/inputs", "env/sets"},
-    "agents/ppo": {"agents", "env", "env/sets"},
+    "agents": {"agents/ppo", "env", "env/inputs", "env/lists", "env/sets"},
+    "agents/ppo": {"agents", "env", "env/lists", "env/sets"},
     "agents/rules": {"agents", "env"},
     "deploy": {
         *("deploy/engines", "deploy/jobs", "deploy/linux", "deploy/load", "deploy/loop"),
@@ -89,9 +90,8 @@ MAY_IMPORT = {
         *("env", "env/inputs", "env/physics", "env/simulator"),
     },
     "training/general": {
-        *("training", "training/evaluation", "training/imitation", "training/ppo"),
-        *("agents", "agents/ppo"),
-        *("env", "env/family", "env/physics", "env/sets", "env/simulator"),
+        *("training", "training/imitation", "training/ppo", "agents", "agents/ppo"),
+        *("env", "env/family", "env/lists", "env/sets", "env/simulator"),
     },
     "training/study": {
         *("training", "training/analysis", "env", "env/inputs"),

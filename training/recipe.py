@@ -27,8 +27,7 @@ class Imitation(BaseModel):
     How the network imitates an expert before it learns from reward (`training.imitation`).
 
     :param search_traces: number of training traces that the expert's schedule is searched on
-    :param search_evaluations: schedules that the search tries; none where lists are sought, for one
-        network of many scenarios (`training.general.list_schedules`)
+    :param search_evaluations: schedules that the search tries
     :param release: share of the schedule's load threshold below which the expert takes vCPUs from
         memcached again
     :param unprobed: factor on that threshold where no probe shows whether the SLO holds. 0.65:
@@ -40,19 +39,43 @@ class Imitation(BaseModel):
     :param epochs: passes over all demonstrations so far, in each round; from the second round on
         the network plays
     :param batch_size: decisions in one minibatch
-    :param learning_rate: Adam's step size at the start of a round; falls linearly to 0, for a
-        network of many scenarios to a fiftieth
+    :param learning_rate: Adam's step size at the start of a round; falls linearly to 0
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     search_traces: PositiveInt
-    search_evaluations: Annotated[int, Field(ge=3)] | None = None
+    search_evaluations: Annotated[int, Field(ge=3)]
     release: Fraction
     unprobed: Fraction
     n_envs: Annotated[int, Field(ge=2)]
     n_steps: PositiveInt
     random_edits: Annotated[float, Field(ge=0.0, le=1.0)]
+    epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+
+
+class Branching(BaseModel):
+    """
+    How a network for any scenario learns what lists come to (`training.general.price_fitting`).
+
+    :param traces: that the lists are tried on that episodes are measured by
+    :param episodes: that are played in each round
+    :param first_lists: random lists that are tried at the start of each episode of the first round
+    :param lists: that are tried from each state in the later ones
+    :param epochs: passes over all states so far, in each round; from the second round on the
+        network plays
+    :param batch_size: states in one minibatch
+    :param learning_rate: Adam's step size at the start of a round; falls linearly to a fiftieth
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    traces: PositiveInt
+    episodes: PositiveInt
+    first_lists: Annotated[int, Field(ge=2, le=100)]
+    lists: Annotated[int, Field(ge=4, le=100)]
     epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     batch_size: PositiveInt
     learning_rate: PositiveFloat
@@ -110,6 +133,7 @@ class Recipe(BaseModel):
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
     :param imitation: how to begin by imitating an expert; none to learn from reward alone
+    :param branching: how a network for any scenario begins; none for one of a single scenario
     :param scenarios: what one network is trained on together, in place of a single scenario
     :param scenarios_share: share of the episodes that play one of them; the rest plays the family
     :param family: number of scenarios drawn from the family to train on
@@ -144,6 +168,7 @@ class Recipe(BaseModel):
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
     most_load: tuple[Fraction, Fraction] | None = None
     imitation: Imitation | None = None
+    branching: Branching | None = None
     scenarios: tuple[str, ...] = ()
     scenarios_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     family: Annotated[int, Field(ge=0)] = 0
@@ -157,12 +182,10 @@ class Recipe(BaseModel):
     def _network_for_scenarios(self) -> "Recipe":
         if bool(self.scenarios) != (self.network is not None):
             raise ValueError("scenarios: go with a network, and a network with scenarios")
-        if self.scenarios and self.imitation is None:
-            raise ValueError("scenarios: go with imitation, which says how schedules are sought")
-        if self.imitation and bool(self.scenarios) != (self.imitation.search_evaluations is None):
-            raise ValueError(
-                "imitation.search_evaluations: needed without scenarios, not allowed with them"
-            )
+        if bool(self.scenarios) != (self.branching is not None):
+            raise ValueError("scenarios: go with branching, and branching with scenarios")
+        if self.scenarios and self.imitation is not None:
+            raise ValueError("imitation: not allowed with scenarios, which go with branching")
         return self
 
 
@@ -186,5 +209,6 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         return Recipe.model_validate(content)
     except ValidationError as error:
         fields, nested = ", ".join(Recipe.model_fields), ", ".join(Imitation.model_fields)
-        allowed = f"; allowed are {fields}, and in imitation {nested}"
+        branches = ", ".join(Branching.model_fields)
+        allowed = f"; allowed are {fields}, in imitation {nested}, and in branching {branches}"
         raise InputError(validation_message(path, error, allowed)) from error

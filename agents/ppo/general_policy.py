@@ -1,4 +1,8 @@
-"""The network for any scenario, run with NumPy: it sees tokens and takes slots."""
+"""
+The network for any scenario, run with NumPy: it sees tokens and says which list to follow.
+
+It is asked when a job arrives or ends. In between its list is followed, edit by edit.
+"""
 
 from pathlib import Path
 
@@ -7,6 +11,8 @@ from agents.ppo.attention_network import SingleAttention
 from agents.ppo.trained_policy import TrainedPolicy
 from env.codes import RUNNING
 from env.control import ControlState, carried_over
+from env.lists.following import jobs_there, list_edit
+from env.lists.menu import LIST_SERVED, LISTS, list_table
 from env.scenario import Scenario, profile_work_s
 from env.sets.tokens import note_use_of_jobs, token_table, write_tokens
 from env.telemetry import Telemetry
@@ -42,6 +48,8 @@ class GeneralPolicy(TrainedPolicy):
         :raises InputError: if it has edits that no pointer tells apart
         """
         self._arrivals = scenario.has_arrivals or not scenario.jobs
+        self._asked: frozenset[str] | None = None
+        self._list: tuple[int, int, int, float] = (0, 0, 0, 0.0)
         self._take_on(scenario)
 
     def _take_on(self, scenario: Scenario) -> None:
@@ -50,10 +58,20 @@ class GeneralPolicy(TrainedPolicy):
         self._begin(scenario, profile_work_s(scenario.profile))
         table = token_table(scenario, layout, self._arrivals)
         self._attention = SingleAttention(self.checkpoint.arrays, table)
-        self._offsets = layout.offsets
+        self._offsets, self._blank = layout.offsets, table.blank
+        lists = list_table(scenario, table.edits)
+        self._legal = lists.legal
         # Python's own numbers are faster, one by one.
         self._sets, self._slot_of = table.sets.astype(object), table.slot_of.tolist()
-        self._blank = table.blank
+        self._to_follow = (
+            self._rows,
+            lists.starts.astype(object),
+            lists.places.astype(object),
+            lists.pauses.tolist(),
+            lists.sets.astype(object),
+            lists.usual,
+        )
+        self._there = -1
 
     def change_jobs(self, scenario: Scenario) -> None:
         """
@@ -74,9 +92,23 @@ class GeneralPolicy(TrainedPolicy):
 
     def _choose(self, control: ControlState) -> int:
         note_use_of_jobs(control)
+        n_jobs = len(self._names)
+        there = jobs_there(control, n_jobs)
+        if there != self._there:
+            self._there = there
+            names = frozenset(name for job, name in enumerate(self._names) if there >> job & 1)
+            if names != self._asked:
+                self._asked, self._list = names, self._best_list(control)
+        edit: int = list_edit(control, n_jobs, *self._to_follow, *self._list, self._arrivals)
+        return edit
+
+    def _best_list(self, control: ControlState) -> tuple[int, int, int, float]:
+        """The list that the network likes best now, as `list_edit` wants it."""
         self._attention.row[:] = self._blank
         write_tokens(control, self._sets, self._slot_of, self._offsets, self._attention.tokens)
-        return self._attention.choose(self._masks.penalty(control))
+        chosen = self._attention.choose(self._legal)
+        at_once, front, share = LISTS[chosen].tolist()
+        return at_once, front, share, float(LIST_SERVED[chosen])
 
     def _read(self, telemetry: Telemetry) -> None:
         super()._read(telemetry)

@@ -1,12 +1,7 @@
-"""
-Decisions of a policy that reads tokens and chooses slots, compiled.
-
-The same step as in `env.simulator.kernel`; what is seen and how an edit is named differ.
-"""
+"""What simulated machines show as tokens, and which slots are legal, compiled."""
 
 from env.physics.compiled import callable_from_kernel, compiled
 from env.sets import pointers, tokens
-from env.simulator import kernel
 
 callable_from_kernel(
     pointers.legal_slots,
@@ -17,6 +12,12 @@ callable_from_kernel(
     tokens.write_service,
     tokens.write_vcpus,
 )
+
+
+@compiled
+def note_use(h):
+    """See `env.sets.tokens.note_use_of_jobs`; of a host row."""
+    tokens.note_use_of_jobs(h)
 
 
 @compiled
@@ -44,22 +45,12 @@ def write_row_at(hosts, b, blank, sets, slot_of, layout, row):
 
 
 @compiled
-def step_tokens_batch(
-    hosts, playing, rows, targets, edit_of, chosen, gamma, terms, ended,
-    blank, sets, n_sets, slot_of, layout, observations,
-):  # fmt: skip
+def write_rows(hosts, playing, blank, sets, n_sets, slot_of, layout, observations):
     """
-    One decision on each of B hosts, each of which plays one of S scenarios.
+    Write the tokens of each of B hosts, each of which plays one of S scenarios.
 
     :param hosts: structured array[B]
     :param playing: int64[B], the scenario of each host
-    :param rows: int64[S, n_edits, 7], see `env.action.EditTable`
-    :param targets: float64[B, n_intervals]
-    :param edit_of: int64[S, n_slots], see `env.sets.pointers.edits_of`
-    :param chosen: int64[B], each host's slot; one that is no edit keeps
-    :param gamma: discount for the shaping term
-    :param terms: float64[B, len(TERMS)], receives the reward terms
-    :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`
     :param blank: float32[S, size], see `env.sets.tokens.TokenTable`
     :param sets: int64[S, most_sets, 2]
     :param n_sets: int64[S], how many of them each scenario has
@@ -69,8 +60,6 @@ def step_tokens_batch(
     """
     for b in range(hosts.shape[0]):
         s = playing[b]
-        edit = max(edit_of[s, chosen[b]], 0)
-        ended[b] = kernel.step(hosts[b], rows[s], targets[b], edit, gamma, terms[b])
         write_row(hosts[b], blank[s], sets[s, : n_sets[s]], slot_of[s], layout, observations[b])
 
 

@@ -26,18 +26,18 @@ CLOSED = ("threshold-groups", "shared-background", "static", "stats-poll-packed"
 
 
 def network() -> GeneralPolicy:
-    """A network of random weights that has opinions, and likes to keep."""
+    """A network of random weights, which has opinions."""
     rng = np.random.default_rng(3)
     widths = {
         "embed_0_weight": np.zeros((32, HOST), np.float32),
         "biases_0": np.zeros((2, RELATIONS), np.float32),
         "widen_0_weight": np.zeros((64, 32), np.float32),
+        "ask_weight": np.zeros((48, 64), np.float32),
     }
     arrays = {
         name: (0.3 * rng.normal(size=shape)).astype(np.float32)
         for name, shape in shapes(widths).items()
     }
-    arrays["keep_bias"][:] = 2.0
     return GeneralPolicy(GeneralCheckpoint(Path("network"), {}, arrays), "network")
 
 

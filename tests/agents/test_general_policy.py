@@ -23,12 +23,10 @@ from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
 from env.reward import TERMS
 from env.scenario import MAX_JOBS, MAX_VCPUS, Scenario, load_scenario
-from env.sets.pointers import edits_of, legal_slots
 from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import EpisodeStart, run_episode
-from training.evaluation.schedule_search import in_turn
 from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
 from training.general.machines import Machines, Setup
@@ -42,7 +40,7 @@ SCENARIO = load_scenario("cca-2025")
 
 
 def setup(scenario: Scenario, layout: Layout) -> Setup:
-    return Setup(EpisodeFactory(scenario), [in_turn(scenario, 3)], layout)
+    return Setup(EpisodeFactory(scenario), layout)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,6 @@ def new_model(environments: MixedVecEnv) -> GeneralPPO:
     with torch.no_grad():  # a fresh policy has no opinions
         for parameter in model.policy.network.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
-        model.policy.network.keep.bias.fill_(3.0)
     return model
 
 
@@ -90,9 +87,7 @@ def test_numpy_scores_like_torch(model: GeneralPPO, environments: MixedVecEnv, p
             table = environments.machines.setup(index).tokens
             network = SingleAttention(arrays, table)
             network.row[:] = observations[index]
-            legal = sets.legal[index, table.slot_of] > 0.5
-            theirs = logits[index, table.slot_of][legal]
-            assert network.scores()[legal] == pytest.approx(theirs, abs=2e-5)
+            assert network.scores() == pytest.approx(logits[index], abs=5e-5)
         actions, _ = model.predict(observations, deterministic=False)
         observations = environments.step(actions)[0].copy()
 
@@ -103,11 +98,9 @@ def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
         machines = Machines([setup(SCENARIO, layout)], 1)
         machines.begin(0, 0, 7, np.random.default_rng(7))
         row = np.zeros(layout.size, np.float32)
-        machines.observe(0, row)
-        sets = Sets(row[None], layout)
+        machines.observe(slice(None), row[None])
         with torch.no_grad():
-            logits = model.policy.network(sets)[0].numpy()
-        scores.append(logits[0, machines.setup(0).tokens.slot_of])
+            scores.append(model.policy.network(Sets(row[None], layout))[0].numpy()[0])
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
@@ -127,12 +120,10 @@ def test_numpy_scores_like_torch_on_a_machine_of_as_many_vcpus_as_may_be(
         row[jobs_at + job * n_job + np.array([0, 3])] = 1.0  # it is pending, and can start
     sets = Sets(row[None], layout)
     with torch.no_grad():
-        theirs = model.policy.network(sets)[0].numpy()[0, table.slot_of]
+        theirs = model.policy.network(sets)[0].numpy()[0]
     network = SingleAttention(read_general_checkpoint(path).arrays, table)
     network.row[:] = row
-    legal = sets.legal[0, table.slot_of] > 0.5
-    assert legal.sum() > len(wide.jobs)
-    assert network.scores()[legal] == pytest.approx(theirs[legal], abs=2e-5)
+    assert network.scores() == pytest.approx(theirs, abs=5e-5)
 
 
 def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: MixedVecEnv) -> None:
@@ -144,7 +135,7 @@ def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: Mix
     """
     network = copy.deepcopy(model.policy.network)
     sets = Sets(environments.reset(), environments.layout)
-    weights = torch.from_numpy(sets.legal) * torch.randn(sets.legal.shape)
+    weights = torch.randn(sets.legal.shape)
 
     def loss() -> torch.Tensor:
         logits, values = network(sets)
@@ -178,27 +169,22 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, nam
     policy.reset(scenario)
     layout = Layout(7, scenario.machine.vcpus)
     machines = Machines([setup(scenario, layout)], 1)
-    tokens, hosts = machines.setup(0).tokens, machines.hosts
+    hosts, one = machines.hosts, slice(0, 1)
     machines.begin(0, 0, 4711, np.random.default_rng(1))
-    network = SingleAttention(read_general_checkpoint(path).arrays, tokens)
-    edit_of = edits_of(tokens.slot_of, layout.slots)
-    row = np.zeros((1, layout.size), np.float32)
-    machines.observe(0, row[0])
-    terms, ended = np.zeros((1, len(TERMS))), np.zeros(1, np.int64)
-    legal = np.zeros(len(layout.slots), np.float32)
-    for _ in range(400):
+    network = SingleAttention(read_general_checkpoint(path).arrays, machines.setup(0).tokens)
+    row, terms = np.zeros((1, layout.size), np.float32), np.zeros((1, len(TERMS)))
+    for _ in range(20):
+        machines.observe(one, row)
         network.row[:] = row[0]
-        legal_slots(row[0], layout.offsets, legal)
-        penalty = np.where(legal[tokens.slot_of] > 0.5, 0.0, -np.inf).astype(np.float32)
-        slot = tokens.slot_of[network.choose(penalty)]
-        assert edit_of[slot] >= 0
-        machines.step(slice(0, 1), np.array([slot]), terms, ended, row)
-        through.apply(policy.decide(through.telemetry()))
-        through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
+        machines.follow(one, np.array([network.choose(machines.legal[0])]), terms)
+        while through.telemetry().time_s < hosts["now_s"][0]:
+            through.apply(policy.decide(through.telemetry()))
+            through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
         for field in ("now_s", "work_left_s", "service", "cores", "weight", "state", "qps"):
             assert np.array_equal(hosts[0][field], getattr(through.host, field)), field
-        if ended[0]:
+        if machines.ended[0]:
             break
+    assert machines.ended[0]
 
 
 def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
@@ -306,7 +292,7 @@ def damaged(path: Path, tmp_path: Path, arrays: Arrays) -> Path:
 def test_arrays_that_do_not_fit_are_refused(path: Path, tmp_path: Path) -> None:
     arrays = dict(read_general_checkpoint(path).arrays)
     assert is_general(path)
-    for name in ("embed_0_weight", "biases_1", "qkv_0_bias", "there"):
+    for name in ("embed_0_weight", "biases_1", "qkv_0_bias", "answer_bias"):
         fewer = {key: value for key, value in arrays.items() if key != name}
         other = arrays | {name: np.zeros((3, 3, 3), np.float32)}
         for wrong in (fewer, other):

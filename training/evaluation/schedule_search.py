@@ -3,10 +3,9 @@ The best schedule that a long search finds when it knows the whole load trace.
 
 A schedule says, for each job: after which other job it starts, with how many threads, on which
 vCPUs at which weight, and on which vCPUs once few jobs are left; and what load memcached's smallest
-set serves, so that it gets a larger one ahead of time. A list (`training.general`) says, too, how
-many jobs run side by side, how many of them in front of the others, and whether they interrupt each
-other. It runs in the simulator's own kernel, with regulator, SLO guard and random numbers;
-simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983) improves it.
+set serves, so that it gets a larger one ahead of time. It runs in the simulator's own kernel, with
+regulator, SLO guard and random numbers; simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983)
+improves it.
 """
 
 import math
@@ -18,9 +17,9 @@ import numpy.typing as npt
 
 from env import action
 from env.allocation import mask_of
-from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PAUSED, PENDING, PLACE, RUNNING
-from env.physics.compiled import callable_from_kernel, compiled
-from env.scenario import MAX_JOBS, Scenario
+from env.codes import BACKGROUND, DONE, NORMAL, NOT_ARRIVED, PENDING, PLACE, RUNNING
+from env.physics.compiled import compiled
+from env.scenario import Scenario
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
 from env.simulator.rates import SOON_S
@@ -39,10 +38,6 @@ FIRST_TEMPERATURE_S, LAST_TEMPERATURE_S = 15.0, 0.3
 LOOK_AHEAD_S = 0.2
 """How long before a load moves memcached gets the vCPUs it will need."""
 
-STAYING = 0.7
-"""What counts of the work that is left of a running job, where jobs with less come first. Who is
-nearly as short does not interrupt it: it would be done hardly sooner, and twice something moves."""
-
 AFTER, THREADS, CORES, WEIGHT, LATE_CORES, LATE_WEIGHT = range(6)
 
 
@@ -57,20 +52,12 @@ class Schedule:
     :param late: number of jobs
     :param threshold_qps: load that memcached's smallest set serves [requests/s]; others serve as
         much more as they are larger
-    :param at_once: jobs that run side by side at most
-    :param front: of those, how many have the weight that `jobs` says, the others being in the
-        background; who is in front follows from whose turn comes first
-    :param interrupts: whether the jobs with the least work left run, and others wait for them even
-        if they have begun (shortest remaining time first: Schrage 1968); else who runs goes on
     """
 
     jobs: IntArray
     order: IntArray
     late: int
     threshold_qps: float
-    at_once: int = MAX_JOBS
-    front: int = MAX_JOBS
-    interrupts: bool = False
 
     def copy(self) -> "Schedule":
         """A copy that can be changed."""
@@ -103,70 +90,34 @@ def set_for(choices, qps, threshold_qps):
     return choices[last, 0]
 
 
-def turn_of(h, job, interrupts):
-    """
-    When it is a job's turn to run: before those of a larger number.
-
-    Unless jobs interrupt each other, who runs comes before who is paused, and who is paused before
-    who has not begun. A job whose work nobody knows neither interrupts nor is interrupted, and who
-    was paused just before may not be paused again.
-
-    :param h: a host row
-    :param job: index of the job
-    :param interrupts: whether the least work that is left comes first
-    :return: -1 for who goes on in any case, infinite for no work that could be compared
-    """
-    pending, unknown = h.state[job] == PENDING, interrupts and h.job_known[job] == 0
-    # Whom the guard or the regulator holds runs as far as a schedule is concerned.
-    runs = not pending and h.desired_state[job] == RUNNING
-    if runs and (unknown or h.now_s - h.paused_at_s[job] < h.pause_dwell_s):
-        return -1.0
-    if unknown:
-        return math.inf
-    if interrupts:
-        return max(h.job_work_s[job] - h.job_cpu_s[job], 0.0) * (STAYING if runs else 1.0)
-    return 0.0 if runs else 2.0 if pending else 1.0
-
-
-callable_from_kernel(turn_of)
-
-
 @compiled
-def first_jobs(h, jobs, order, at_once, interrupts):
+def ready_jobs(h, jobs, order):
     """
-    The jobs that a schedule wants to run now, a bit mask: those whose turn it is (`turn_of`).
+    The jobs that a schedule wants to run now, a bit mask.
+
+    Who has begun goes on; of the others those may start that wait for nobody, in their order, as
+    far as there is memory.
 
     :param h: a host row
-    :param jobs: int64[J, 6], see `Schedule`, as the next three
-    :param order: int64[J], also of jobs whose turn comes together
-    :param at_once: number of jobs
-    :param interrupts: see `turn_of`
+    :param jobs: int64[J, 6], see `Schedule`, as the next
+    :param order: int64[J]
     """
     memory_free = h.memory_mib
-    for job in range(jobs.shape[0]):
-        if h.job_state[job] != DONE and h.state[job] != PENDING:
-            memory_free -= h.job_memory_mib[job]
     chosen = 0
-    for _ in range(at_once):
-        found, least = -1, math.inf
-        for position in range(order.shape[0]):
-            job = order[position]
-            before = jobs[job, AFTER]
-            gone = h.job_state[job] == DONE or h.job_state[job] == NOT_ARRIVED
-            if gone or chosen >> job & 1 != 0:
-                continue
-            waits = before >= 0 and h.job_state[before] != DONE
-            too_large = h.job_memory_mib[job] > memory_free
-            if h.state[job] == PENDING and (waits or too_large):
-                continue
-            turn = turn_of(h, job, interrupts)
-            if found < 0 or turn < least:
-                found, least = job, turn
-        if found < 0:
-            break
-        chosen |= 1 << found
-        if h.state[found] == PENDING:
-            memory_free -= h.job_memory_mib[found]
+    for job in range(jobs.shape[0]):
+        begun = h.job_state[job] != DONE and h.state[job] != PENDING
+        if begun:
+            memory_free -= h.job_memory_mib[job]
+            chosen |= 1 << job
+    for position in range(order.shape[0]):
+        job = order[position]
+        before = jobs[job, AFTER]
+        there = h.job_state[job] != DONE and h.job_state[job] != NOT_ARRIVED
+        waits = before >= 0 and h.job_state[before] != DONE
+        fits = h.job_memory_mib[job] <= memory_free
+        if there and h.state[job] == PENDING and not waits and fits:
+            memory_free -= h.job_memory_mib[job]
+            chosen |= 1 << job
     return chosen
 
 
@@ -191,8 +142,8 @@ def price_so_far(h, violation_cost_s, violation_weight):
 
 @compiled
 def run_schedule(
-    h, targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
-    violation_cost_s, violation_weight, limit_s,
+    h, targets, jobs, order, late, threshold_qps, choices, violation_cost_s, violation_weight,
+    limit_s,
 ):  # fmt: skip
     """
     Run a schedule to its end, to the time cap, or until it has cost too much.
@@ -204,49 +155,33 @@ def run_schedule(
     :param jobs: int64[J, 6], see `Schedule`
     :param order: int64[J]
     :param late: see `Schedule`
-    :param threshold_qps: see `Schedule`, as the next two
-    :param at_once: number of jobs
-    :param front: see `Schedule`
-    :param interrupts: see `turn_of`
+    :param threshold_qps: see `Schedule`
     :param choices: int64[k, 2], see `choices_of`
     :param violation_cost_s: of an interval over the SLO [s]
     :param violation_weight: see `Search`
     :param limit_s: what it may cost [s]
     """
     h.wake_on_events = 1
-    price_s, in_front = 0.0, (1 << jobs.shape[0]) - 1
+    price_s = 0.0
     while h.now_s < h.duration_s - SOON_S and not kernel.all_done(h) and price_s <= limit_s:
         soon = h.interval_ends_s - LOOK_AHEAD_S
         load = h.due_qps
         if h.now_s >= soon - SOON_S:
             load = max(load, targets[min(h.interval + 1, targets.shape[0] - 1)])
         h.desired_service = set_for(choices, load, threshold_qps)
-        unfinished = active = 0
+        unfinished = 0
         for job in range(jobs.shape[0]):
-            if h.true_state[job] != DONE:
-                unfinished += 1
-                active += h.desired_state[job] == RUNNING
-        if front < at_once:
-            in_front = first_jobs(h, jobs, order, front, interrupts)
+            unfinished += h.true_state[job] != DONE
         for position in range(order.shape[0]):
             job = order[position]
             before = jobs[job, AFTER]
             there = h.true_state[job] != NOT_ARRIVED and h.desired_state[job] != RUNNING
             ready = before < 0 or h.true_state[before] == DONE
-            if there and ready and active < at_once and not interrupts:
+            if there and ready:
                 h.desired_state[job] = RUNNING
-                active += 1
             h.desired_threads[job] = jobs[job, THREADS]
             h.desired_cores[job] = jobs[job, LATE_CORES if unfinished <= late else CORES]
-            weight = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
-            h.desired_weight[job] = weight if in_front >> job & 1 != 0 else BACKGROUND
-        if interrupts:
-            chosen = first_jobs(h, jobs, order, at_once, interrupts)
-            for job in range(jobs.shape[0]):
-                if chosen >> job & 1 != 0:
-                    h.desired_state[job] = RUNNING
-                elif h.desired_state[job] == RUNNING:
-                    h.desired_state[job] = PAUSED
+            h.desired_weight[job] = jobs[job, LATE_WEIGHT if unfinished <= late else WEIGHT]
         kernel.apply_desired(h, True)
         until_s = h.now_s + h.hold_s
         if h.now_s < soon - SOON_S:
@@ -259,13 +194,13 @@ def run_schedule(
 
 @compiled
 def run_schedule_at(
-    hosts, b, targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
-    violation_cost_s, violation_weight, limit_s,
+    hosts, b, targets, jobs, order, late, threshold_qps, choices, violation_cost_s,
+    violation_weight, limit_s,
 ):  # fmt: skip
     """See `run_schedule`; on host b."""
     return run_schedule(
-        hosts[b], targets, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
-        violation_cost_s, violation_weight, limit_s,
+        hosts[b], targets, jobs, order, late, threshold_qps, choices, violation_cost_s,
+        violation_weight, limit_s,
     )  # fmt: skip
 
 
@@ -317,8 +252,8 @@ class Search:
         for index in range(len(self.hosts)):
             left_s -= run_schedule_at(
                 self.hosts, index, self.targets[index], schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, schedule.at_once, schedule.front,
-                schedule.interrupts, self.choices, VIOLATION_COST_S, self.violation_weight, left_s,
+                schedule.late, schedule.threshold_qps, self.choices, VIOLATION_COST_S,
+                self.violation_weight, left_s,
             )  # fmt: skip
             if left_s < 0.0:
                 return math.inf, int(self.hosts["violations"].sum())

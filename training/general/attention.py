@@ -1,4 +1,4 @@
-"""The attention network in torch: sets of tokens in, the scores of all slots and a value out."""
+"""The attention network in torch: sets of tokens in, the scores of all lists and a value out."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from agents.array_archive import Arrays
-from agents.ppo.attention_network import FROM_JOB, FROM_VCPU, RELATIONS
-from env.sets.token_kernel import legal_slots_batch
+from agents.ppo.attention_network import OF_LIST, OUTPUTS, RELATIONS
+from env.lists.menu import MEANINGFUL, WITHOUT_BACKGROUND
 from env.sets.tokens import HOST, JOB, SERVICE, VCPU, Layout
 from training.general.attention_kernels import (
     attend,
@@ -17,12 +17,24 @@ from training.general.attention_kernels import (
     normalise,
     normalise_gradient,
     pack,
-    point,
-    point_gradient,
 )
 
-KEEP_BIAS = 3.0
-"""First score of `keep`; see `training.ppo.masked_policy`."""
+BACKGROUND_PLACE = 1
+"""Which of a host's numbers says whether jobs may run in the background (`env.sets.tokens`)."""
+
+SUMMED = torch.zeros(OUTPUTS, len(OF_LIST))
+"""Which outputs are summed up for each list, 0 or 1."""
+SUMMED[torch.from_numpy(OF_LIST), torch.arange(len(OF_LIST))[:, None]] = 1.0
+
+
+def legal_lists(observations: np.ndarray) -> np.ndarray:
+    """
+    Which lists mean something, as the tokens tell, bool[B, n_lists].
+
+    :param observations: float32[B, size]
+    """
+    sharing = observations[:, BACKGROUND_PLACE, None] > 0.5
+    return np.where(sharing, MEANINGFUL, WITHOUT_BACKGROUND)
 
 
 class Sets:
@@ -35,21 +47,19 @@ class Sets:
 
     def __init__(self, observations: np.ndarray, layout: Layout):
         count = len(observations)
-        self.observations, self.offsets = observations, layout.offsets
-        self.legal = np.empty((count, len(layout.slots)), np.float32)
-        legal_slots_batch(observations, self.offsets, self.legal)
+        self.legal = legal_lists(observations).astype(np.float32)
         self.starts = np.zeros((count + 1, 2), np.int64)
-        self.vcpu_starts, self.job_starts = np.zeros((2, count + 1), np.int64)
-        count_tokens(observations, self.offsets, self.starts, self.vcpu_starts, self.job_starts)
+        vcpu_starts, job_starts = np.zeros((2, count + 1), np.int64)
+        count_tokens(observations, layout.offsets, self.starts, vcpu_starts, job_starts)
         self.members = np.empty(self.starts[-1, 0], np.int64)
         self.relations = np.empty(self.starts[-1, 1], np.int8)
-        n_vcpus, n_jobs = int(self.vcpu_starts[-1]), int(self.job_starts[-1])
+        n_vcpus, n_jobs = int(vcpu_starts[-1]), int(job_starts[-1])
         vcpus = np.empty((n_vcpus, VCPU), np.float32)
         jobs = np.empty((n_jobs, JOB), np.float32)
-        self.where = np.empty(n_jobs, np.int64)
+        where = np.empty(n_jobs, np.int64)
         pack(
-            observations, self.offsets, self.starts, self.vcpu_starts, self.job_starts,
-            self.members, self.relations, vcpus, jobs, self.where,
+            observations, layout.offsets, self.starts, vcpu_starts, job_starts,
+            self.members, self.relations, vcpus, jobs, where,
         )  # fmt: skip
         rows = torch.from_numpy(observations)
         self.kinds = (
@@ -133,55 +143,9 @@ class Attended(torch.autograd.Function):
         return by_qkv, by_biases, None
 
 
-class Pointed(torch.autograd.Function):
-    """The scores of all slots (`attention_kernels.point`)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, keep: Tensor, from_vcpus: Tensor, from_jobs: Tensor, there: Tensor, sets: Sets
-    ) -> Tensor:
-        """
-        Scores, float32[B, n_slots], of no meaning where a slot is not legal.
-
-        :param ctx: torch's, keeps what `backward` needs
-        :param keep: float32[B, 1]
-        :param from_vcpus: float32[Tv, FROM_VCPU]
-        :param from_jobs: float32[Tj, FROM_JOB]
-        :param there: float32[3]
-        :param sets: the tokens
-        """
-        logits = torch.empty(sets.legal.shape)
-        given = (keep, from_vcpus, from_jobs, there)
-        point(
-            sets.observations, sets.offsets, sets.legal, sets.vcpu_starts, sets.job_starts,
-            sets.where, *(x.detach().numpy() for x in given), logits.numpy(),
-        )  # fmt: skip
-        ctx.save_for_backward(*given)
-        ctx.sets = sets
-        return logits
-
-    @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-        """
-        The slopes by what was given.
-
-        :param ctx: torch's, with what `forward` has kept
-        :param slopes: float32[B, n_slots]
-        """
-        _, from_vcpus, from_jobs, _ = given = ctx.saved_tensors
-        sets, results = ctx.sets, [torch.zeros_like(one) for one in given]
-        point_gradient(
-            sets.observations, sets.offsets, sets.legal, sets.vcpu_starts, sets.job_starts,
-            sets.where, from_vcpus.detach().numpy(), from_jobs.detach().numpy(),
-            slopes.contiguous().numpy(), *(one.numpy() for one in results),
-        )  # fmt: skip
-        by_keep, by_vcpus, by_jobs, by_there = results
-        return by_keep, by_vcpus, by_jobs, by_there, None
-
-
 class AttentionNetwork(nn.Module):
     """
-    Host, memcached, vCPUs and jobs see each other; edits are scored by the tokens they name.
+    Host, memcached, vCPUs and jobs see each other; host and memcached then tell the lists' scores.
 
     :param width: of a token
     :param heads: of the attention
@@ -200,25 +164,20 @@ class AttentionNetwork(nn.Module):
         self.mix = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.widen = nn.ModuleList(nn.Linear(width, wide) for _ in range(layers))
         self.narrow = nn.ModuleList(nn.Linear(wide, width) for _ in range(layers))
-        self.keep = nn.Linear(width, 1)
-        self.from_vcpu = nn.Linear(width, FROM_VCPU)
-        self.from_job = nn.Linear(width, FROM_JOB)
-        self.there = nn.Parameter(torch.zeros(3))
+        self.ask = nn.Linear(2 * width, wide)
+        self.answer = nn.Linear(wide, OUTPUTS)
         self.critic = nn.Linear(width, width)
         self.value = nn.Linear(width, 1)
         with torch.no_grad():
             for one in (*self.mix, *self.narrow):
                 one.weight *= 0.5
-            for one in (self.keep, self.from_vcpu, self.from_job, self.value):
+            for one in (self.answer, self.value):
                 one.weight *= 0.1
                 one.bias.zero_()
-            # Keys and queries are multiplied with each other.
-            self.from_vcpu.weight[1:] *= 10.0
-            self.keep.bias.fill_(KEEP_BIAS)
 
     def forward(self, sets: Sets) -> tuple[Tensor, Tensor]:
         """
-        Scores float32[B, n_slots], not yet masked, and values float32[B, 1].
+        Scores float32[B, n_lists], not yet masked, and values float32[B, 1].
 
         :param sets: the tokens
         """
@@ -227,11 +186,10 @@ class AttentionNetwork(nn.Module):
         for qkv, biases, mix, widen, narrow in zip(*layers, strict=True):
             x = x + mix(Attended.apply(qkv(Normalised.apply(x)), biases, sets))
             x = x + narrow(torch.relu(widen(Normalised.apply(x))))
-        hosts, _, vcpus, jobs = Normalised.apply(x).split(sets.counts)
-        logits = Pointed.apply(
-            self.keep(hosts), self.from_vcpu(vcpus), self.from_job(jobs), self.there, sets
-        )
-        return logits, self.value(torch.relu(self.critic(hosts)))
+        hosts, services, *_ = Normalised.apply(x).split(sets.counts)
+        asked = torch.relu(self.ask(torch.cat([hosts, services], dim=1)))
+        scores = self.answer(asked) @ SUMMED
+        return scores, self.value(torch.relu(self.critic(hosts)))
 
     def arrays(self) -> Arrays:
         """Everything but the value, as plain arrays, for `agents.ppo.attention_network`."""

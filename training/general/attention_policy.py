@@ -10,7 +10,6 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
-from agents.ppo.attention_network import decided
 from env.sets.tokens import Layout
 from training.general.attention import AttentionNetwork, Sets
 from training.ppo.adam import Adam
@@ -21,10 +20,10 @@ from training.ppo.masked_policy import MaskedLogProbs
 
 class AttentionPolicy(ActorCriticPolicy):
     """
-    An actor-critic over slots, of which only legal ones are taken; the tokens say which are.
+    An actor-critic over list schedules, of which only legal ones are taken; the tokens say which.
 
     :param observation_space: Box of the layout's size
-    :param action_space: Discrete of its slots
+    :param action_space: Discrete of the lists
     :param lr_schedule: Adam's step size
     :param layout: of the tokens
     :param network: widths, see `AttentionNetwork`
@@ -54,10 +53,10 @@ class AttentionPolicy(ActorCriticPolicy):
 
     def forward(self, obs: Tensor, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Slots int64[B], values float32[B, 1] and log-probabilities float32[B], without gradients.
+        Lists int64[B], values float32[B, 1] and log-probabilities float32[B], without gradients.
 
         :param obs: float32[B, size]
-        :param deterministic: take each state's likeliest slot and draw none
+        :param deterministic: take each state's likeliest list and draw none
         """
         if deterministic:
             with torch.no_grad():
@@ -75,7 +74,7 @@ class AttentionPolicy(ActorCriticPolicy):
         self, obs: PyTorchObs, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """
-        Values float32[B, 1], log-probabilities and entropies float32[B] of given slots.
+        Values float32[B, 1], log-probabilities and entropies float32[B] of given lists.
 
         :param obs: float32[B, size]
         :param actions: int64[B]
@@ -88,7 +87,7 @@ class AttentionPolicy(ActorCriticPolicy):
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """
-        The distribution over slots.
+        The distribution over lists.
 
         :param obs: float32[B, size]
         """
@@ -106,16 +105,25 @@ class AttentionPolicy(ActorCriticPolicy):
         values: Tensor = self.network(self._sets(obs))[1]
         return values
 
-    def best(self, observations: np.ndarray) -> np.ndarray:
+    def scores(self, observations: np.ndarray) -> np.ndarray:
         """
-        What the deployed network would do (`agents.ppo.attention_network.decided`), int64[B].
+        The scores of all lists, float32[B, n_lists]; -inf for those that mean nothing.
 
         :param observations: float32[B, size]
         """
         sets = Sets(observations, self.layout)
         with torch.no_grad():
-            logits, _ = self.network(sets)
-        return decided(np.where(sets.legal > 0.5, logits.numpy(), -np.inf))
+            scores, _ = self.network(sets)
+        return np.where(sets.legal > 0.5, scores.numpy(), -np.inf)
+
+    def best(self, observations: np.ndarray) -> np.ndarray:
+        """
+        The lists that the deployed network would choose, int64[B].
+
+        :param observations: float32[B, size]
+        """
+        best: np.ndarray = self.scores(observations).argmax(1)
+        return best
 
 
 class AttentionWorker:

@@ -1,5 +1,5 @@
 """
-The network while it is fitted to given decisions: on a GPU where there is one, else on the CPU.
+The network while it is fitted to what lists came to: on a GPU where there is one, else on the CPU.
 
 A GPU is given padded sets (`training.general.padded_network`); on the CPU, where packed ones cost
 less, threads share each minibatch.
@@ -11,13 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from env.sets.token_kernel import legal_slots_batch
 from env.simulator.thread_pool import ThreadPool
 from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy
 from training.general.padded_network import padded_scores
 from training.ppo.fast_ppo import one_core, one_core_each
-from training.ppo.loss_kernels import ILLEGAL_LOGIT
 
 ROWS_A_THREAD = 64
 """Decisions that a thread takes through the network at once. Fewer cost more in Python's calls than
@@ -54,23 +52,17 @@ class Fitting:
 
     def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """
-        Scores float32[B, n_slots] and values float32[B].
-
-        A slot that is not legal has `ILLEGAL_LOGIT`.
+        Scores float32[B, n_lists], not yet masked, and values float32[B].
 
         :param rows: int64[B], some of the decisions
         """
-        layout, observations = self.policy.layout, self._observations[rows]
+        observations = self._observations[rows]
         if self._padded:
-            marks = torch.empty(len(rows), len(layout.slots))
-            legal_slots_batch(observations.numpy(), layout.offsets, marks.numpy())
-            legal = (marks > 0.5).to(self.device)
-            logits, values = padded_scores(self.network, observations.to(self.device), layout)
+            layout = self.policy.layout
+            scores, values = padded_scores(self.network, observations.to(self.device), layout)
         else:
-            sets = Sets(observations.numpy(), layout)
-            legal = torch.from_numpy(sets.legal) > 0.5
-            logits, values = self.network(sets)
-        return torch.where(legal, logits, ILLEGAL_LOGIT), values[:, 0]
+            scores, values = self.network(Sets(observations.numpy(), self.policy.layout))
+        return scores, values[:, 0]
 
     def differentiate(self, rows: Tensor, loss: Loss) -> Tensor:
         """
@@ -89,7 +81,9 @@ class Fitting:
 
         def of_piece(number: int) -> None:
             losses, also = loss(pieces[number], *self.scores(pieces[number]))
-            gradients[number] = torch.autograd.grad(losses.sum() / len(rows), self.trained)
+            gradients[number] = torch.autograd.grad(
+                losses.sum() / len(rows), self.trained, materialize_grads=True
+            )  # nothing is said of values here, so their part of the network learns nothing
             told[number] = also.detach().sum() / len(rows)
 
         with one_core_each():
@@ -102,17 +96,3 @@ class Fitting:
         """Give the policy what was learned."""
         if self._padded:
             self.policy.network.load_state_dict(self.network.state_dict())
-
-
-def any_of(scores: Tensor, slots: Tensor) -> Tensor:
-    """
-    The log-probabilities of taking any of some slots, float32[B].
-
-    :param scores: float32[B, n_slots], see `Fitting.scores`
-    :param slots: int64[B, K]; what is not legal, or named twice, does not count, and where none is
-        legal the log-probability is 0, which teaches nothing
-    """
-    legal = scores > ILLEGAL_LOGIT
-    some = torch.zeros_like(legal).scatter_(1, slots, True) & legal
-    ours = torch.where(some, scores, ILLEGAL_LOGIT)
-    return torch.where(some.any(1), ours.logsumexp(1) - scores.logsumexp(1), 0.0)

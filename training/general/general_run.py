@@ -13,12 +13,13 @@ from agents.general_checkpoint import read_general_checkpoint
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import Variation
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
+from training.general.best_lists import best_lists
+from training.general.branching import Explorer
 from training.general.general_selection import run_selection
-from training.general.list_schedules import VIOLATION_PRICE
-from training.general.machines import Setup
+from training.general.machines import VIOLATION_PRICE, Setup
 from training.general.mixed_env import MixedVecEnv
-from training.general.setups import common_layout, drawn_scenarios, find_setups
-from training.general.teaching import imitate
+from training.general.price_fitting import learn_prices
+from training.general.setups import common_layout, drawn_scenarios, setups_of
 from training.general.writing import restore, save_general
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.training_run import SHARED_WITH_PPO, LinearSchedule, announce, variation_of
@@ -31,8 +32,8 @@ def train_general(
     """
     Train one network on the scenarios of a recipe, writing TensorBoard and checkpoints.
 
-    An interruption (Ctrl-C) of PPO ends the run after saving `last.zip`; one of the search or the
-    imitation saves nothing.
+    An interruption (Ctrl-C) of PPO ends the run after saving `last.zip`; one before it saves
+    nothing.
 
     :param recipe: how to train, and on what
     :param seed: of everything random
@@ -41,14 +42,13 @@ def train_general(
     :return: the best checkpoint's figures on the selection traces, see `GeneralEvaluation`
     :raises InputError: if the checkpoint to resume does not fit
     """
-    assert recipe.network is not None and recipe.imitation is not None
+    assert recipe.network is not None and recipe.branching is not None
     named = [load_scenario(name) for name in recipe.scenarios]
     scenarios = [*named, *drawn_scenarios("training", seed, recipe.family)]
     chosen_by = [*named, *drawn_scenarios("selection", 0, recipe.selection_family)]
     layout = common_layout([*scenarios, *chosen_by])
-    print(f"searching for a schedule for each of {len(scenarios)} scenarios", flush=True)
-    setups = find_setups(scenarios, layout, variation_of(recipe), seed, recipe.imitation)
-    judged = find_setups(chosen_by, layout, Variation(), seed, recipe.imitation)
+    setups = setups_of(scenarios, layout, variation_of(recipe))
+    judged = measured(setups_of(chosen_by, layout, Variation()), recipe, seed)
     environments = machines_for(recipe, setups, recipe.n_envs, seed)
     begun = read_general_checkpoint(resume).metadata.get("steps", 0) if resume else 0
     model = new_model(recipe, environments, seed, begun)
@@ -56,10 +56,9 @@ def train_general(
     if resume is not None:
         restore(model, resume)
         environments.seed(seed + model.num_timesteps)
-    else:
-        players = machines_for(recipe, setups, recipe.imitation.n_envs, seed)
-        imitate(model.policy, players, seed, recipe.imitation)
-        save_general(model, folder / "imitated.zip", named, {})
+    explorer = Explorer(setups, recipe.unprofiled, seed, torch.get_num_threads())
+    learn_prices(model.policy, explorer, recipe, np.random.default_rng([seed, 1]))
+    save_general(model, folder / "fitted.zip", named, {})
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
     try:
         announce(model, recipe.steps, folder)
@@ -71,6 +70,22 @@ def train_general(
     model.logger.dump(model.num_timesteps)
     assert evaluation.best is not None
     return evaluation.best
+
+
+def measured(setups: list[Setup], recipe: Recipe, seed: int) -> list[Setup]:
+    """
+    Find a good list for each of some setups, which episodes are measured by.
+
+    :param setups: the scenarios; they are given their lists
+    :param recipe: on how many traces lists are tried
+    :param seed: of those
+    """
+    assert recipe.branching is not None
+    print(f"searching for a list for each of {len(setups)} scenarios", flush=True)
+    explorer = Explorer(setups, 0.0, seed, torch.get_num_threads())
+    for setup, one in zip(setups, best_lists(explorer, recipe.branching.traces), strict=True):
+        setup.baseline = int(one)
+    return setups
 
 
 def machines_for(recipe: Recipe, setups: list[Setup], n_envs: int, seed: int) -> MixedVecEnv:
@@ -185,7 +200,7 @@ class GeneralEvaluation(BaseCallback):
             for name, one in written.items()
         )
         print(
-            f"{self.num_timesteps} decisions: time over the list schedule's and violations: "
+            f"{self.num_timesteps} decisions: time over a good list's and violations: "
             f"{said} (selection traces, simulated)",
             flush=True,
         )

@@ -22,27 +22,21 @@ def run_selection(
     :return: for each setup the summary of each episode, with what counts over the baseline's
     """
     machines = Machines(setups, len(setups) * episodes)
-    observations = np.zeros((len(machines.hosts), machines.layout.size), np.float32)
-    figures_s = []
     seeds = trace_seeds(SELECTION_ENTROPY, episodes, "selection")
-    for index in range(len(observations)):
+    for index in range(len(machines)):
         number, seed = index // episodes, seeds[index % episodes]
         machines.begin(index, number, seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
-        figures_s.append(machines.baseline(index).figure_s(setups[number].scenario))
-        machines.observe(index, observations[index])
-    going = np.arange(len(observations))
-    summaries: list[list[dict[str, Any]]] = [[{}] * episodes for _ in setups]
-    while len(going):
-        terms, ended = no_terms(len(going)), np.zeros(len(going), np.int64)
-        chosen = policy.best(observations)
-        machines.step(slice(None), chosen, terms, ended, observations)
-        for own in np.flatnonzero(ended).tolist():
-            number, episode = divmod(int(going[own]), episodes)
-            summary = machines.summary(own)
-            over = figure_s(summary, setups[number].scenario) / figures_s[going[own]]
-            summaries[number][episode] = summary | {"over_baseline": over}
-        if ended.any():
-            stay = ended == 0
-            machines.keep(stay)
-            going, observations = going[stay], observations[stay]
+    baselines = machines.chosen(slice(None))
+    everything, terms = slice(None), no_terms(len(machines))
+    lists = machines.tables.baselines[machines.playing]
+    baselines.follow(everything, lists, terms, to_the_end=True)
+    observations = np.zeros((len(machines), machines.layout.size), np.float32)
+    while (machines.ended == 0).any():
+        machines.observe(everything, observations)
+        machines.follow(everything, policy.best(observations), terms)
+    summaries: list[list[dict[str, Any]]] = [[] for _ in setups]
+    for index in range(len(machines)):
+        scenario, summary = machines.setup(index).scenario, machines.summary(index)
+        over = figure_s(summary, scenario) / figure_s(baselines.summary(index), scenario)
+        summaries[index // episodes].append(summary | {"over_baseline": over})
     return summaries

@@ -1,28 +1,41 @@
 """
 Simulated machines that each play one of many scenarios, one episode after the other.
 
-All show tokens and take slots, so that one network plays on all of them. A scenario of any size
-fits every machine (hosts and tokens have room to spare), and the tables of all scenarios lie in
-arrays, so that one compiled call steps machines of different scenarios.
+All show tokens and follow list schedules, so that one network plays on all of them. A decision is
+which list to follow until a job arrives or ends. A scenario of any size fits every machine (hosts
+and tokens have room to spare), and the tables of all scenarios lie in arrays, so that one compiled
+call plays machines of different scenarios.
 """
 
-import math
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from env.allocation import mask_of
 from env.codes import DONE
+from env.lists.list_kernel import follow_batch
+from env.lists.menu import LIST_SERVED, LISTS, ListTable, list_table, plain_list
 from env.reward import TERMS
 from env.scenario import Scenario
-from env.sets.pointers import NO_EDIT, edits_of
-from env.sets.token_kernel import step_tokens_batch, write_row_at
+from env.sets.pointers import NO_EDIT
+from env.sets.token_kernel import write_rows
 from env.sets.tokens import Layout, TokenTable, token_table
 from env.simulator.machine import EpisodeFactory, episode_summary
-from training.evaluation.schedule_search import Schedule, choices_of, run_schedule_at
+
+VIOLATION_PRICE = 10.0
+"""What a share of intervals over the SLO costs, as a factor on that share of the whole time. The
+best checkpoint is chosen at this price, too."""
+
+EXPECTED_PRICE = 1.0
+"""The same of what would be violated on a machine whose p95 scatters as the profile says."""
+
+UNDONE_PRICE = 2.0
+"""Factor on what is left to the cap where jobs do not get done."""
+
+SHORTEST_S = 0.1
+"""What is left of an episode counts as so much at least [s]."""
 
 
 class Setup:
@@ -30,54 +43,15 @@ class Setup:
     A scenario as machines play it.
 
     :param factory: the scenario, and how its episodes differ
-    :param schedules: good ones; what an episode comes to is measured by the first
     :param layout: of the tokens of all setups
     """
 
-    def __init__(self, factory: EpisodeFactory, schedules: Sequence[Schedule], layout: Layout):
-        self.factory, self.scenario, self.schedules = factory, factory.scenario, schedules
+    def __init__(self, factory: EpisodeFactory, layout: Layout):
+        self.factory, self.scenario = factory, factory.scenario
         self.tokens = token_table(self.scenario, layout)
-        self.edit_of = edits_of(self.tokens.slot_of, layout.slots)
-        self.choices = choices_of(self.scenario)
-        self.overflow = mask_of(self.scenario.service.sets[-1])
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """
-    What the setup's first schedule comes to in one episode.
-
-    :param makespan_s: from the beginning to the last job's end, or to the cap
-    :param jct_s: float64[J], each job's time from its arrival to its end, or to the cap
-    """
-
-    makespan_s: float
-    jct_s: npt.NDArray[np.float64]
-
-    def figure_s(self, scenario: Scenario) -> float:
-        """
-        What counts: the makespan, or where jobs arrive their mean completion time.
-
-        :param scenario: the problem
-        """
-        return float(self.jct_s.mean()) if scenario.has_arrivals else self.makespan_s
-
-
-def figure_s(summary: dict[str, Any], scenario: Scenario) -> float:
-    """
-    The same of an episode that a policy has played.
-
-    :param summary: see `env.simulator.machine.episode_summary`
-    :param scenario: the problem
-    """
-    if not scenario.has_arrivals:
-        return float(summary["makespan_s"])
-    cap_s = summary["duration_s"]
-    ended = [
-        (cap_s if job["end_s"] is None else job["end_s"]) - job["arrival_s"]
-        for job in summary["jobs"].values()
-    ]
-    return float(np.mean(ended))
+        self.lists = list_table(self.scenario, self.tokens.edits)
+        self.baseline = plain_list(self.scenario)
+        """The list that an episode is measured by."""
 
 
 def stacked(arrays: Sequence[npt.NDArray[Any]], fill: int = 0) -> npt.NDArray[Any]:
@@ -95,33 +69,63 @@ def stacked(arrays: Sequence[npt.NDArray[Any]], fill: int = 0) -> npt.NDArray[An
     return stack
 
 
+class Tables:
+    """
+    What machines need to know of all setups, as arrays.
+
+    :param setups: what machines play, of one layout and one size of hosts
+    :raises ValueError: if their hosts differ in size
+    """
+
+    def __init__(self, setups: Sequence[Setup]):
+        if len({setup.factory.size for setup in setups}) > 1:
+            raise ValueError("scenarios that are played side by side need hosts of one size")
+        self.setups, self.layout = setups, setups[0].tokens.layout
+        tokens: list[TokenTable] = [setup.tokens for setup in setups]
+        lists: list[ListTable] = [setup.lists for setup in setups]
+        self.rows = stacked([table.edits.rows for table in tokens])
+        self.to_follow = (
+            stacked([table.starts for table in lists]),
+            stacked([table.places for table in lists]),
+            stacked([table.pauses for table in lists]),
+            stacked([table.sets for table in lists]),
+            np.array([len(table.sets) for table in lists]),
+            np.array([table.usual for table in lists]),
+            np.array([setup.scenario.has_arrivals for setup in setups]),
+            LISTS,
+            LIST_SERVED,
+        )
+        self.to_write = (
+            stacked([table.blank for table in tokens]),
+            stacked([table.sets for table in tokens]),
+            np.array([len(table.sets) for table in tokens]),
+            stacked([table.slot_of for table in tokens], NO_EDIT),
+            self.layout.offsets,
+        )
+        self.legal = np.stack([table.legal for table in lists])
+        self.baselines = np.array([setup.baseline for setup in setups])
+        self.arrivals = self.to_follow[6]
+
+
 class Machines:
     """
     Machines side by side.
 
-    :param setups: what they may play, of one layout and one size of hosts
+    :param setups: what they may play
     :param count: B, number of machines
     :param unprofiled: share of the episodes in which some of the jobs have no profile
-    :raises ValueError: if their hosts differ in size
     """
 
     def __init__(self, setups: Sequence[Setup], count: int, unprofiled: float = 0.0):
-        if len({setup.factory.size for setup in setups}) > 1:
-            raise ValueError("scenarios that are played side by side need hosts of one size")
-        self.setups, self.unprofiled = setups, unprofiled
-        self.layout = setups[0].tokens.layout
+        self.tables, self.unprofiled = Tables(setups), unprofiled
+        self.setups, self.layout = setups, self.tables.layout
         self.hosts = setups[0].factory.new_hosts(count)
         longest = max(setup.factory.trace_length for setup in setups)
         self.targets = np.zeros((count, longest))
-        self.playing = np.zeros(count, np.int64)
-        tables: list[TokenTable] = [setup.tokens for setup in setups]
-        self.rows = stacked([table.edits.rows for table in tables])
-        self.n_edits = np.array([len(table.edits) for table in tables])
-        self._blank = stacked([table.blank for table in tables])
-        self._sets = stacked([table.sets for table in tables])
-        self._n_sets = np.array([len(table.sets) for table in tables])
-        self.slot_of = stacked([table.slot_of for table in tables], NO_EDIT)
-        self.edit_of = stacked([setup.edit_of for setup in setups])
+        self.playing, self.ended = np.zeros((2, count), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.hosts)
 
     def setup(self, index: int) -> Setup:
         """
@@ -143,7 +147,7 @@ class Machines:
         :param rng: of everything else
         :param ahead: whether some jobs are done already
         """
-        self.playing[index] = number
+        self.playing[index], self.ended[index] = number, 0
         factory, host = self.setups[number].factory, self.hosts[index]
         factory.begin(self.hosts, self.targets, index, seed, rng)
         if ahead:
@@ -152,68 +156,88 @@ class Machines:
             n_jobs = len(factory.scenario.jobs)
             host["job_known"][rng.permutation(n_jobs)[: rng.integers(n_jobs) + 1]] = 0
 
-    def baseline(self, index: int) -> Baseline:
+    def chosen(self, some: npt.NDArray[Any] | slice) -> "Machines":
         """
-        What the first schedule comes to in an episode that has just begun, on a copy of the host.
+        Copies of some of the machines, which go on by themselves.
 
-        :param index: of the machine
+        :param some: int64[n], bool[B] or a slice, which
         """
-        setup, host = self.setup(index), self.hosts[index : index + 1].copy()
-        plan = setup.schedules[0]
-        run_schedule_at(
-            host, 0, self.targets[index], plan.jobs, plan.order, plan.late, plan.threshold_qps,
-            plan.at_once, plan.front, plan.interrupts, setup.choices, 0.0, 0.0, math.inf,
-        )  # fmt: skip
-        n_jobs, cap_s = len(setup.scenario.jobs), float(host["duration_s"][0])
-        ended_s = np.minimum(host["end_s"][0, :n_jobs], cap_s)
-        done = (host["true_state"] == DONE).all()
-        # What a head start has done ended before it could arrive.
-        jct_s = np.maximum(ended_s - host["arrival_s"][0, :n_jobs], 0.0)
-        return Baseline(float(host["now_s"][0]) if done else cap_s, jct_s)
+        copies = copy.copy(self)
+        copies.hosts, copies.targets = self.hosts[some].copy(), self.targets[some].copy()
+        copies.playing, copies.ended = self.playing[some].copy(), self.ended[some].copy()
+        return copies
 
-    def observe(self, index: int, row: npt.NDArray[np.float32]) -> None:
+    def more(self, count: int) -> "Machines":
         """
-        Write the tokens of a machine.
+        Other machines for the same setups.
 
-        :param index: of the machine
-        :param row: float32[size], receives them
+        :param count: number of machines
         """
-        table = self.setup(index).tokens
-        write_row_at(
-            self.hosts, index, table.blank, table.sets, table.slot_of, self.layout.offsets, row
-        )
+        machines = copy.copy(self)
+        machines.hosts = self.setups[0].factory.new_hosts(count)
+        machines.targets = np.zeros((count, self.targets.shape[1]))
+        machines.playing, machines.ended = np.zeros((2, count), np.int64)
+        return machines
 
-    def step(
+    @property
+    def legal(self) -> npt.NDArray[np.bool_]:
+        """Which lists mean something on each machine, bool[B, n_lists]."""
+        legal: npt.NDArray[np.bool_] = self.tables.legal[self.playing]
+        return legal
+
+    def observe(self, some: slice, observations: npt.NDArray[np.float32]) -> None:
+        """
+        Write the tokens of some machines.
+
+        :param some: which
+        :param observations: float32[n, size], receives them
+        """
+        write_rows(self.hosts[some], self.playing[some], *self.tables.to_write, observations)
+
+    def follow(
         self,
         some: slice,
-        chosen: npt.NDArray[np.int64],
+        lists: npt.NDArray[np.int64],
         terms: npt.NDArray[np.float64],
-        ended: npt.NDArray[np.int64],
-        observations: npt.NDArray[np.float32],
+        to_the_end: bool = False,
     ) -> None:
         """
-        One decision on some of the machines; see `env.sets.token_kernel.step_tokens_batch`.
+        Have some machines follow lists until a job arrives or ends; who has ended stays.
 
         :param some: which machines
-        :param chosen: int64[n], their slots
+        :param lists: int64[n], of each its list
         :param terms: float64[n, len(TERMS)], receives the reward terms
-        :param ended: int64[n], receives 0, `TERMINATED` or `TRUNCATED`
-        :param observations: float32[n, size], receives the tokens
+        :param to_the_end: follow them to the end of the episode
         """
-        step_tokens_batch(
-            self.hosts[some], self.playing[some], self.rows, self.targets[some], self.edit_of,
-            chosen, 1.0, terms, ended, self._blank, self._sets, self._n_sets, self.slot_of,
-            self.layout.offsets, observations,
+        follow_batch(
+            self.hosts[some], self.playing[some], self.tables.rows, self.targets[some],
+            *self.tables.to_follow, lists, to_the_end, terms, np.zeros(len(TERMS)),
+            self.ended[some],
         )  # fmt: skip
 
-    def keep(self, some: npt.NDArray[np.bool_]) -> None:
+    def prices(self, before: "Machines") -> npt.NDArray[np.float64]:
         """
-        Drop the other machines.
+        What the rest of each episode took, which has ended, with what was violated: float64[B].
 
-        :param some: bool[B], which stay
+        The rest of the makespan, or where jobs arrive the sum of what is left of their completion
+        times [s].
+
+        :param before: the same machines when the rest began
         """
-        self.hosts, self.targets = self.hosts[some], self.targets[some]
-        self.playing = self.playing[some]
+        since, hosts = before.hosts, self.hosts
+        since_s, cap_s = since["now_s"], hosts["duration_s"]
+        ended_s = np.minimum(hosts["end_s"], cap_s[:, None])
+        from_s = np.maximum(hosts["arrival_s"], since_s[:, None])
+        real = np.arange(ended_s.shape[1]) < hosts["n_jobs"][:, None]
+        jct_s = np.where(real, np.maximum(ended_s - from_s, 0.0), 0.0).sum(1)
+        seconds = np.where(self.tables.arrivals[self.playing], jct_s, hosts["now_s"] - since_s)
+        done = (hosts["true_state"] == DONE).all(1)
+        intervals = np.maximum(hosts["intervals"] - since["intervals"], 1)
+        violated = (hosts["violations"] - since["violations"]) / intervals
+        expected = (hosts["expected_violations"] - since["expected_violations"]) / intervals
+        safety = 1.0 + VIOLATION_PRICE * violated + EXPECTED_PRICE * expected
+        prices: npt.NDArray[np.float64] = np.maximum(seconds, SHORTEST_S)
+        return prices * np.where(done, 1.0, UNDONE_PRICE) * safety
 
     def summary(self, index: int) -> dict[str, Any]:
         """
@@ -222,6 +246,23 @@ class Machines:
         :param index: of the machine
         """
         return episode_summary(self.hosts[index], self.setup(index).scenario)
+
+
+def figure_s(summary: dict[str, Any], scenario: Scenario) -> float:
+    """
+    What counts of an episode: the makespan, or where jobs arrive their mean completion time [s].
+
+    :param summary: see `env.simulator.machine.episode_summary`
+    :param scenario: the problem
+    """
+    if not scenario.has_arrivals:
+        return float(summary["makespan_s"])
+    cap_s = summary["duration_s"]
+    ended = [
+        (cap_s if job["end_s"] is None else job["end_s"]) - job["arrival_s"]
+        for job in summary["jobs"].values()
+    ]
+    return float(np.mean(ended))
 
 
 def no_terms(count: int) -> npt.NDArray[np.float64]:

@@ -1,7 +1,9 @@
 """
-Machines of many scenarios behind one Stable-Baselines3 `VecEnv`, for PPO and for imitation.
+Machines of many scenarios behind one Stable-Baselines3 `VecEnv`, for PPO.
 
-What an episode is worth is said in units of what the scenario's best list comes to: the same
+A step follows a list until a job arrives or ends (an option: Sutton, Precup, Singh 1999).
+
+What an episode is worth is said in units of what one good list comes to: the same
 trace, the same machine, the same random numbers, on a copy of the host. So scenarios of minutes
 and of seconds count the same, and so do calm and busy loads.
 """
@@ -12,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from env.lists.menu import LISTS
 from env.reward import TERMS, UNIT_S
 from env.simulator.vector_env import HostBatch
-from training.general.machines import Baseline, Machines, Setup, figure_s
+from training.general.machines import Machines, Setup, figure_s, no_terms
 
 BASELINE_RETURN = 10.0
 """What the baseline costs: about what a return may be beside the policy's loss."""
@@ -41,7 +44,7 @@ class MixedVecEnv(HostBatch):
     """
 
     STREAM = 1
-    ACTIONS = "slots"
+    ACTIONS = "lists"
 
     def __init__(
         self,
@@ -55,13 +58,12 @@ class MixedVecEnv(HostBatch):
     ):
         self.machines = Machines(setups, count, unprofiled)
         self.layout = self.machines.layout
-        super().__init__(count, self.layout.size, len(self.layout.slots), threads)
-        self.reach = len(setups)  # setups from here on are not drawn yet
+        super().__init__(count, self.layout.size, len(LISTS), threads)
         self._first, self._first_share = first, first_share
         self._weights = np.zeros((count, len(TERMS)))
         room = self.machines.hosts["arrival_s"].shape[1]
         self._credits = np.zeros((count, room))
-        self._baselines: list[Baseline] = [Baseline(1.0, np.ones(1))] * count
+        self._baseline_s = np.ones(count)
         self.seed(seed)
 
     def reset(self) -> npt.NDArray[np.float32]:
@@ -77,11 +79,11 @@ class MixedVecEnv(HostBatch):
         began_s = hosts["now_s"][:, None].copy()
 
         def step(some: slice) -> None:
-            self.machines.step(
-                some, self._actions[some], self._terms[some], self._ended[some], observations[some]
-            )
+            self.machines.follow(some, self._actions[some], self._terms[some])
+            self.machines.observe(some, observations[some])
 
         self._pool.share(step, self._pieces)
+        self._ended[:] = self.machines.ended
         arrival_s = hosts["arrival_s"]
         arrived = (arrival_s > began_s) & (arrival_s <= hosts["now_s"][:, None])
         rewards = np.einsum("bt,bt->b", self._terms, self._weights)
@@ -93,29 +95,35 @@ class MixedVecEnv(HostBatch):
     def _summary(self, index: int) -> dict[str, Any]:
         scenario = self.machines.setup(index).scenario
         summary = self.machines.summary(index)
-        over = figure_s(summary, scenario) / self._baselines[index].figure_s(scenario)
+        over = figure_s(summary, scenario) / self._baseline_s[index]
         return summary | {"scenario": scenario.name, "over_baseline": over}
 
     def _begin(
         self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
     ) -> None:
         rng, machines = self._rng, self.machines
-        among = self._first if rng.random() < self._first_share else self.reach
+        among = self._first if rng.random() < self._first_share else len(machines.setups)
         machines.begin(index, int(rng.integers(among)), self._next_trace(), rng, ahead)
         self._partial[index], self._returns[index] = ahead, 0.0
         self._weigh(index)
-        machines.observe(index, observations[index])
+        one = slice(index, index + 1)
+        machines.observe(one, observations[one])
 
     def _weigh(self, index: int) -> None:
         """What the terms of the reward count in the episode that has just begun."""
-        scenario, baseline = self.machines.setup(index).scenario, self.machines.baseline(index)
-        self._baselines[index] = baseline
+        setup, baseline = self.machines.setup(index), self.machines.chosen(np.array([index]))
+        baseline.follow(slice(None), np.array([setup.baseline]), no_terms(1), to_the_end=True)
+        scenario, host = setup.scenario, baseline.hosts[0]
+        self._baseline_s[index] = figure_s(baseline.summary(0), scenario)
         weights, credited = self._weights[index], self._credits[index]
-        weights[:] = BASELINE_RETURN * UNIT_S / max(baseline.makespan_s, UNIT_S)
+        makespan_s = float(host["now_s"])
+        weights[:] = BASELINE_RETURN * UNIT_S / max(makespan_s, UNIT_S)
         credited[:] = 0.0
         if scenario.has_arrivals:
+            n_jobs = len(scenario.jobs)
+            ended_s = np.minimum(host["end_s"][:n_jobs], host["duration_s"])
+            # What a head start has done ended before it could arrive.
+            jct_s = np.maximum(ended_s - host["arrival_s"][:n_jobs], 0.0)
             weights[[_TIME, _SHAPING]] = 0.0
-            weights[_JCT] = BASELINE_RETURN * UNIT_S / max(baseline.figure_s(scenario), 1.0)
-            credited[: len(baseline.jct_s)] = (
-                weights[_JCT] * baseline.jct_s / (UNIT_S * len(baseline.jct_s))
-            )
+            weights[_JCT] = BASELINE_RETURN * UNIT_S / max(float(jct_s.mean()), 1.0)
+            credited[:n_jobs] = weights[_JCT] * jct_s / (UNIT_S * n_jobs)

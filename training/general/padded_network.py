@@ -10,24 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from agents.ppo.attention_network import (
-    BASIS,
-    HOLDS,
-    KEY,
-    ON,
-    ON_CORE,
-    OTHER,
-    PAUSE,
-    PLACES,
-    QUERIES,
-    RELATIONS,
-    SELF,
-    SIBLING,
-    SMALLEST,
-    START,
-)  # fmt: skip
+from agents.ppo.attention_network import HOLDS, ON, OTHER, RELATIONS, SELF, SIBLING, SMALLEST
 from env.sets.tokens import HOST, JOB, SERVICE, VCPU, Layout
-from training.general.attention import AttentionNetwork
+from training.general.attention import SUMMED, AttentionNetwork
 from training.ppo.loss_kernels import ILLEGAL_LOGIT
 
 
@@ -37,7 +22,7 @@ def padded_scores(
     """
     What the network says (`AttentionNetwork.forward`), by torch's own operations.
 
-    Scores float32[B, n_slots], of no meaning where a slot is not legal, and values float32[B, 1].
+    Scores float32[B, n_lists], not yet masked, and values float32[B, 1].
 
     :param network: its weights
     :param observations: float32[B, size]
@@ -69,18 +54,9 @@ def padded_scores(
         x = x + mix(mixed.transpose(1, 2).flatten(2))
         x = x + narrow(torch.relu(widen(normalised(x))))
     x = normalised(x)
-    host, own = x[:, 0], network.from_job(x[:, 2 + n_vcpus :])
-    of_vcpus = network.from_vcpu(x[:, 2 : 2 + n_vcpus])
-    starts = own[:, :, START] @ torch.from_numpy(BASIS).to(own.device)
-    queries = own[:, :, QUERIES].unflatten(2, (3, KEY))
-    on_cores = torch.einsum("bjke,bve->bjkv", queries, of_vcpus[:, :, 1:])
-    on_cores = on_cores + own[:, :, ON_CORE, None]
-    on_cores = on_cores + network.there[:, None] * cores[:, :, None]
-    pairs, single = on_cores[:, :, :2].transpose(2, 3).flatten(2), on_cores[:, :, 2]
-    pause = own[:, :, PAUSE : PAUSE + 1]
-    of_jobs = torch.cat([starts, own[:, :, PLACES], pairs, single, pause], dim=2).flatten(1)
-    logits = torch.cat([network.keep(host), of_vcpus[:, :, 0], of_jobs], dim=1)
-    return logits, network.value(torch.relu(network.critic(host)))
+    asked = torch.relu(network.ask(x[:, :2].flatten(1)))
+    scores = network.answer(asked) @ SUMMED.to(x.device)
+    return scores, network.value(torch.relu(network.critic(x[:, 0])))
 
 
 def normalised(x: Tensor) -> Tensor:

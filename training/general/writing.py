@@ -11,6 +11,7 @@ from agents.array_archive import Arrays, read_arrays
 from agents.checkpoint import FORMAT, MAX_ARRAY_BYTES, TRAINING_ENTRY, opened
 from agents.general_checkpoint import read_general_checkpoint
 from env.errors import InputError
+from env.lists import menu
 from env.scenario import Scenario, profile_hash
 from env.sets.tokens import VERSION
 from training.general.attention_policy import AttentionPolicy, GeneralPPO
@@ -32,6 +33,7 @@ def save_general(
     metadata = {
         "format": FORMAT,
         "tokens_version": VERSION,
+        "menu_version": menu.VERSION,
         "network": model.policy.widths,
         "scenarios": {one.name: profile_hash(one.profile) for one in scenarios},
         "steps": int(model.num_timesteps),

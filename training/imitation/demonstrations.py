@@ -54,9 +54,8 @@ class Demonstrations:
             self.observations[step] = observations
             expert_edits(
                 environments.hosts, factory.table.rows, schedule.jobs, schedule.order,
-                schedule.late, schedule.threshold_qps, schedule.at_once, schedule.front,
-                schedule.interrupts, choices, overflow, imitation.release, imitation.unprobed,
-                self.edits[step],
+                schedule.late, schedule.threshold_qps, choices, overflow, imitation.release,
+                imitation.unprobed, self.edits[step],
             )  # fmt: skip
             taken = self.edits[step].copy()
             if student is not None:

@@ -1,25 +1,15 @@
 """
 The expert: it follows one good schedule, edit by edit, from any state on any machine.
 
-The schedule comes from a search over training traces (`training.evaluation.schedule_search`, for a
-network for any scenario `training.general.list_schedules`). The expert follows it on hosts of every
-kind the recipe asks for, and from states that the schedule would not have led to, too.
+The schedule comes from a search over training traces (`training.evaluation.schedule_search`). The
+expert follows it on hosts of every kind the recipe asks for, and from states that the schedule
+would not have led to, too.
 """
 
 import numpy as np
 
 from env import action
-from env.codes import (
-    BACKGROUND,
-    DONE,
-    KEEP,
-    PAUSE,
-    PENDING,
-    PLACE,
-    RUNNING,
-    SERVICE,
-    START,
-)
+from env.codes import BACKGROUND, DONE, KEEP, PENDING, PLACE, SERVICE, START
 from env.observation import WORST
 from env.physics.compiled import compiled
 from env.reward import VIOLATION_WEIGHT
@@ -33,8 +23,8 @@ from training.evaluation.schedule_search import (
     THREADS,
     WEIGHT,
     Schedule,
-    first_jobs,
     general_schedule,
+    ready_jobs,
     set_for,
 )
 from training.recipe import Imitation
@@ -45,7 +35,7 @@ def _legal_edit(h, rows, kind, job, cores, weight, threads):
     """The edit of that description, or `KEEP` where it is none or cannot be carried out."""
     for edit in range(rows.shape[0]):
         same = rows[edit, action.KIND] == kind and rows[edit, action.JOB] == job
-        same &= kind in (START, PAUSE) or rows[edit, action.CORES] == cores
+        same &= kind == START or rows[edit, action.CORES] == cores
         same &= kind != PLACE or rows[edit, action.WEIGHT] == weight
         same &= kind != START or rows[edit, action.THREADS] == threads
         if same and action.is_legal(h, rows, edit):
@@ -62,8 +52,7 @@ def _up_to(choices, most, qps, threshold_qps):
 
 @compiled
 def expert_edit(
-    h, rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices, overflow,
-    release, unprobed,
+    h, rows, jobs, order, late, threshold_qps, choices, overflow, release, unprobed
 ):  # fmt: skip
     """
     The edit that brings a host nearer to a `Schedule`.
@@ -71,9 +60,7 @@ def expert_edit(
     The schedule was found with the profile's physics. Without a probe memcached gets its vCPUs
     sooner; on a machine whose probe has shown the SLO broken, the threshold falls as the
     worst reading rises, as far as an observation shows it. Where the SLO was broken although
-    memcached had its refuge, it gets more than that. Jobs are paused for shorter ones, where the
-    schedule says so, and where more run than it has side by side: whoever imitates may have started
-    them.
+    memcached had its refuge, it gets more than that.
 
     :param h: a host row
     :param rows: int64[n_edits, 7], see `env.action.EditTable`
@@ -81,17 +68,12 @@ def expert_edit(
     :param order: in which jobs that may start do so
     :param late: the jobs' last places are for when so many are unfinished, or fewer
     :param threshold_qps: load that memcached's smallest set serves [requests/s]
-    :param at_once: jobs that run side by side at most
-    :param front: see `training.evaluation.schedule_search.Schedule`
-    :param interrupts: see `training.evaluation.schedule_search.Schedule`
     :param choices: int64[k, 2], see `training.evaluation.schedule_search.choices_of`
     :param overflow: memcached's largest set, a bit mask
     :param release: see `training.recipe.Imitation`, as the next
     :param unprobed: factor on the threshold while there is no probe
-    :return: index of the edit, and how many are left that could be made now; a start counts two, as
-        a place may follow
+    :return: index of the edit
     """
-    first, remaining = KEEP, 0
     if h.probed_p95_us <= 0.0:
         threshold_qps *= unprobed
     elif h.worst_p95_us > h.slo_us:
@@ -103,58 +85,37 @@ def expert_edit(
     if service != h.desired_service:
         edit = _legal_edit(h, rows, SERVICE, 0, service, 0, 0)
         if edit != KEEP:
-            first = edit
-            remaining += 1
+            return edit
     unfinished = 0
     for job in range(jobs.shape[0]):
         unfinished += h.job_state[job] != DONE
     # A normal job needs a vCPU that memcached leaves, or shares.
     left = ((1 << h.n_vcpus) - 1) & ~h.service != 0 or h.share_service_cores != 0
     cores, weight = (LATE_CORES, LATE_WEIGHT) if unfinished <= late else (CORES, WEIGHT)
-    chosen = first_jobs(h, jobs, order, at_once, interrupts)
-    in_front = first_jobs(h, jobs, order, front, interrupts) if front < at_once else chosen
-    for position in range(order.shape[0] - 1, -1, -1):
-        job = order[position]
-        # Nobody is paused for jobs that could not run in its place.
-        room = left or jobs[job, weight] == BACKGROUND or front < at_once
-        surplus = h.job_state[job] != DONE and h.state[job] == RUNNING and chosen >> job & 1 == 0
-        if room and surplus:
-            edit = _legal_edit(h, rows, PAUSE, job, 0, 0, 0)
-            if edit != KEEP:
-                first = edit if first == KEEP else first
-                remaining += 1
+    ready = ready_jobs(h, jobs, order)
     for position in range(order.shape[0]):
         job = order[position]
-        if chosen >> job & 1 == 0:
+        if ready >> job & 1 == 0:
             continue
+        edit = KEEP
         if h.state[job] == PENDING:
             edit = _legal_edit(h, rows, START, job, 0, 0, jobs[job, THREADS])
-            if edit != KEEP:
-                first = edit if first == KEEP else first
-                remaining += 2  # it may have to be placed, too
-            continue
-        where, how = jobs[job, cores], jobs[job, weight]
-        if in_front >> job & 1 == 0:
-            how = BACKGROUND
-        if left or how == BACKGROUND:
-            edit = _legal_edit(h, rows, PLACE, job, where, how, 0)
-            if edit != KEEP:
-                first = edit if first == KEEP else first
-                remaining += 1
-    return first, remaining
+        elif left or jobs[job, weight] == BACKGROUND:
+            edit = _legal_edit(h, rows, PLACE, job, jobs[job, cores], jobs[job, weight], 0)
+        if edit != KEEP:
+            return edit
+    return KEEP
 
 
 @compiled
 def expert_edits(
-    hosts, rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices, overflow,
-    release, unprobed, edits,
-):  # fmt: skip
+    hosts, rows, jobs, order, late, threshold_qps, choices, overflow, release, unprobed, edits
+):
     """See `expert_edit`; of each of B hosts, into `edits`, int64[B]."""
     for b in range(hosts.shape[0]):
-        edits[b], _ = expert_edit(
-            hosts[b], rows, jobs, order, late, threshold_qps, at_once, front, interrupts, choices,
-            overflow, release, unprobed,
-        )  # fmt: skip
+        edits[b] = expert_edit(
+            hosts[b], rows, jobs, order, late, threshold_qps, choices, overflow, release, unprobed
+        )
 
 
 def find_schedule(
@@ -170,7 +131,6 @@ def find_schedule(
     :param imitation: how long to search, and on how many traces
     :return: its mean cost on those traces [s], see `schedule_search.Search.cost`, and the schedule
     """
-    assert imitation.search_evaluations is not None
     count = imitation.search_traces
     starts = [EpisodeStart(trace, seed) for trace in trace_seeds(seed, count, "training")]
     rng = np.random.default_rng([seed, count])

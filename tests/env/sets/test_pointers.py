@@ -11,7 +11,7 @@ from env.errors import InputError
 from env.reward import TERMS
 from env.scenario import load_scenario, scenario_names
 from env.sets.pointers import NO_EDIT, Slots, edits_of, legal_slots, slots_of
-from env.sets.token_kernel import legal_slots_batch, step_tokens_batch, write_row_at
+from env.sets.token_kernel import legal_slots_batch, write_row_at, write_rows
 from env.sets.tokens import Layout, token_table, write_tokens
 from env.simulator import kernel
 from env.simulator.machine import EpisodeFactory
@@ -73,19 +73,19 @@ def test_the_tokens_allow_what_the_mask_allows(name: str, layout: Layout) -> Non
     tokens = np.zeros((1, layout.size), np.float32)
     legal = np.zeros((1, len(layout.slots)), np.float32)
     row = np.zeros(factory.observation_size, np.float32)
-    terms, ended, one = np.zeros((1, len(TERMS))), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    terms, ended, one = np.zeros(len(TERMS)), 0, np.zeros(1, np.int64)
     write_row_at(hosts, 0, table.blank, table.sets, table.slot_of, layout.offsets, tokens[0])
-    while not ended[0]:
+    while not ended:
         legal_slots_batch(tokens, layout.offsets, legal)
         kernel.observe_at(hosts, 0, table.edits.rows, row)
         assert (legal[0, table.slot_of] == row[-n_edits:]).all()
         assert legal.sum() == row[-n_edits:].sum()  # a slot without an edit is never legal
         keeps = legal[0, 0] and rng.random() < 0.7
-        chosen = np.array([0 if keeps else rng.choice(np.flatnonzero(legal[0]))])
-        step_tokens_batch(
-            hosts, one, table.edits.rows[None], targets, edit_of[None], chosen, 1.0, terms, ended,
-            table.blank[None], table.sets[None], one + len(table.sets), table.slot_of[None],
-            layout.offsets, tokens,
+        edit = edit_of[0 if keeps else rng.choice(np.flatnonzero(legal[0]))]
+        ended = kernel.step_at(hosts, 0, table.edits.rows, targets[0], edit, 1.0, terms)
+        write_rows(
+            hosts, one, table.blank[None], table.sets[None], one + len(table.sets),
+            table.slot_of[None], layout.offsets, tokens,
         )  # fmt: skip
 
 

@@ -8,14 +8,11 @@ import torch
 
 from env.scenario import load_scenario
 from env.simulator.machine import Variation
-from training.general.attention import Sets
 from training.general.attention_policy import AttentionPolicy
-from training.general.fitting import Fitting, any_of, fitting_device
+from training.general.fitting import Fitting, fitting_device
 from training.general.general_run import new_model
 from training.general.mixed_env import MixedVecEnv
-from training.general.setups import common_layout, drawn_scenarios, find_setups
-from training.general.teaching import random_slot
-from training.ppo.loss_kernels import ILLEGAL_LOGIT
+from training.general.setups import common_layout, drawn_scenarios, setups_of
 from training.recipe import load_recipe
 
 CPU = torch.device("cpu")
@@ -24,12 +21,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def environments() -> MixedVecEnv:
     """Machines of several sizes."""
-    recipe = load_recipe("general")
     scenarios = [load_scenario("cca-2025"), *drawn_scenarios("training", 0, 7)]
     layout = common_layout(scenarios)
-    assert recipe.imitation is not None
-    search = recipe.imitation.model_copy(update={"search_traces": 1})
-    return MixedVecEnv(find_setups(scenarios, layout, Variation(), 0, search), 24, seed=1)
+    return MixedVecEnv(setups_of(scenarios, layout, Variation()), 24, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,56 +41,30 @@ def observations(environments: MixedVecEnv) -> torch.Tensor:
     """Some steps of luck into their episodes."""
     rng = np.random.default_rng(3)
     seen = environments.reset()
-    for _ in range(30):
-        slots = [random_slot(environments, row, rng) for row in seen]
-        seen = environments.step(np.array(slots))[0]
+    for _ in range(6):
+        legal = environments.machines.legal
+        lists = (rng.random(legal.shape) * legal).argmax(1)
+        seen = environments.step(lists)[0]
     return torch.from_numpy(seen.copy())
-
-
-def test_any_of_what_is_taught_counts_once(
-    policy: AttentionPolicy, observations: torch.Tensor
-) -> None:
-    """What is not legal does not count, and where nothing is, nothing is learned."""
-    scores, values = Fitting(policy, observations, CPU, padded=False).scores(
-        torch.arange(len(observations))
-    )
-    legal = Sets(observations.numpy(), policy.layout).legal > 0.5
-    first = torch.from_numpy(legal.argmax(1))
-    none = torch.from_numpy((~legal).argmax(1))
-    one = any_of(scores, first[:, None])
-    expected_values, expected, _ = policy.evaluate_actions(observations, first)
-    assert expected is not None
-    torch.testing.assert_close(one, expected)
-    torch.testing.assert_close(values, expected_values[:, 0])
-    torch.testing.assert_close(any_of(scores, torch.stack([none, first, first], 1)), one)
-    every = torch.arange(legal.shape[1]).expand(len(legal), -1)
-    assert any_of(scores, every).abs().max() < 1e-5
-    nothing = any_of(scores, none[:, None])
-    assert not nothing.any()
-    gradients = torch.autograd.grad(nothing.sum(), [policy.network.keep.bias])
-    assert not gradients[0].any()
 
 
 def test_padded_sets_come_to_the_same(policy: AttentionPolicy, observations: torch.Tensor) -> None:
     """What a GPU does is held to what the CPU does: scores, values, and every weight's slope."""
     rows = torch.arange(len(observations))
     ours, our_values = Fitting(policy, observations, CPU, padded=False).scores(rows)
-    legal = ours > ILLEGAL_LOGIT
-    assert len(set(legal.sum(1).tolist())) > 5
     padded = Fitting(policy, observations, CPU, padded=True)
     theirs, their_values = padded.scores(rows)
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(their_values, our_values, atol=1e-4, rtol=1e-4)
-    slopes = torch.randn(ours.shape, generator=torch.Generator().manual_seed(5)) * legal
+    slopes = torch.randn(ours.shape, generator=torch.Generator().manual_seed(5))
     own = torch.autograd.grad(
         (ours * slopes).sum() + our_values.sum(), list(policy.network.parameters())
     )
     other = torch.autograd.grad((theirs * slopes).sum() + their_values.sum(), padded.trained)
     names = [name for name, _ in policy.network.named_parameters()]
     for name, one, slope in zip(names, own, other, strict=True):
-        parts = one.abs().sum(0) if name.startswith("biases") else one.abs()
-        if name == "there" or name.startswith("biases"):
-            assert parts.min() > 0.0  # every relation occurs, and every kind of place
+        if name == "biases.0":  # of the last layer only host and memcached are read
+            assert one.abs().sum(0).min() > 0.0  # every relation occurs
         torch.testing.assert_close(slope, one, atol=1e-4 * float(one.abs().max()), rtol=1e-3)
 
 
@@ -131,7 +99,7 @@ def test_threads_share_a_minibatch(policy: AttentionPolicy, observations: torch.
     def loss(
         some: torch.Tensor, scores: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return weights[some] * (values - any_of(scores, some[:, None] % 3)), values
+        return weights[some] * (values - scores.gather(1, some[:, None] % 3)[:, 0]), values
 
     fitting = Fitting(policy, observations, CPU, padded=False)
     costs, values = loss(rows, *fitting.scores(rows))

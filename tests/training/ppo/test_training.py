@@ -268,7 +268,19 @@ BEST = (RECIPE_FOLDER / "best.yaml").read_text()
         (lambda text: BEST.replace("unprobed: 0.65", "unprobed: 1.5"), "imitation.unprobed: "),
         (
             lambda text: BEST.replace("  search_evaluations: 9000\n", ""),
-            "imitation.search_evaluations: needed without scenarios, not allowed with them",
+            "imitation.search_evaluations: ",
+        ),
+        (
+            lambda text: GENERAL.replace("branching:", "imitation:"),
+            "imitation.traces: unknown field",
+        ),
+        (
+            lambda text: text + "scenarios: [cca-2025]\n",
+            "scenarios: go with a network, and a network with scenarios",
+        ),
+        (
+            lambda text: GENERAL + BEST[BEST.index("imitation:") : BEST.index("physics:")],
+            "imitation: not allowed with scenarios, which go with branching",
         ),
     ],
 )

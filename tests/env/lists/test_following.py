@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from env.codes import DONE, NOT_ARRIVED, PAUSED, PENDING, RUNNING
+from env.lists.following import first_jobs, jobs_there
 from env.scenario import load_scenario
 from env.simulator.machine import EpisodeFactory
-from training.evaluation.schedule_search import AFTER, first_jobs, in_turn
 
 SCENARIO = load_scenario("cca-2025")
 WORK_S = (30.0, 20.0, 10.0, 40.0, 50.0, 60.0, 70.0)
@@ -26,14 +26,9 @@ def hosts() -> np.ndarray:
     return hosts
 
 
-def chosen(hosts: np.ndarray, at_once: int, interrupts: bool, **after: int) -> list[int]:
-    """Who is to run; `j5=2` has job 5 wait for job 2."""
-    plan = in_turn(SCENARIO, 3)
-    plan.jobs[:, AFTER] = -1
-    for job, before in after.items():
-        plan.jobs[int(job[1:]), AFTER] = before
-    host = hosts.view(np.recarray)[0]
-    mask = first_jobs.py_func(host, plan.jobs, plan.order, at_once, interrupts)
+def chosen(hosts: np.ndarray, at_once: int, interrupts: bool) -> list[int]:
+    """Who is to run."""
+    mask = first_jobs(hosts.view(np.recarray)[0], len(WORK_S), at_once, interrupts)
     return [job for job in range(len(WORK_S)) if mask >> job & 1]
 
 
@@ -45,22 +40,22 @@ def put(hosts: np.ndarray, job: int, state: int, **fields: Any) -> None:
         hosts[name][0, job] = value
 
 
-def test_jobs_start_in_their_order_and_who_runs_goes_on(hosts: np.ndarray) -> None:
-    assert chosen(hosts, 2, False) == [0, 1]
-    put(hosts, 4, RUNNING)
-    assert chosen(hosts, 2, False) == [0, 4]
-    put(hosts, 6, PAUSED)
-    assert chosen(hosts, 2, False) == [4, 6]
-    assert chosen(hosts, 3, False) == [0, 4, 6]
-    put(hosts, 0, DONE)
-    put(hosts, 1, NOT_ARRIVED)
-    assert chosen(hosts, 7, False) == [2, 3, 4, 5, 6]
+def test_the_longest_start_first_and_who_runs_goes_on(hosts: np.ndarray) -> None:
+    assert chosen(hosts, 2, False) == [5, 6]
+    put(hosts, 2, RUNNING)
+    assert chosen(hosts, 2, False) == [2, 6]
+    put(hosts, 1, PAUSED)
+    assert chosen(hosts, 2, False) == [1, 2]
+    assert chosen(hosts, 3, False) == [1, 2, 6]
+    put(hosts, 6, DONE)
+    put(hosts, 5, NOT_ARRIVED)
+    assert chosen(hosts, 7, False) == [0, 1, 2, 3, 4]
+    assert jobs_there(hosts.view(np.recarray)[0], len(WORK_S)) == 0b0011111
 
 
-def test_a_job_waits_for_the_one_it_comes_after(hosts: np.ndarray) -> None:
-    assert chosen(hosts, 2, False, j0=2) == [1, 2]
-    put(hosts, 2, DONE)
-    assert chosen(hosts, 2, False, j0=2) == [0, 1]
+def test_work_that_nobody_knows_might_be_long(hosts: np.ndarray) -> None:
+    hosts["job_known"][0, 2] = 0
+    assert chosen(hosts, 1, False) == [2]
 
 
 def test_the_least_work_left_comes_first_where_jobs_interrupt(hosts: np.ndarray) -> None:

@@ -1,0 +1,1 @@
+"""Which jobs run now? List schedules, and how they are followed, edit by edit."""
