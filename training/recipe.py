@@ -60,7 +60,7 @@ class Branching(BaseModel):
     """
     How a network for any scenario learns what lists come to (`training.general.price_fitting`).
 
-    :param traces: that the lists are tried on that episodes are measured by
+    :param traces: training traces on which a good list is sought for each selection scenario
     :param episodes: that are played in each round
     :param first_lists: random lists that are tried at the start of each episode of the first round
     :param lists: that are tried from each state in the later ones

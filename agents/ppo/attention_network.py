@@ -48,7 +48,7 @@ def shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     wide, _ = arrays["widen_0_weight"].shape
     asked, _ = arrays["ask_weight"].shape
     layers = sum(name.startswith("biases_") for name in arrays)
-    if width % heads or width > 1024 or max(wide, asked) > 4096 or layers > 16:
+    if heads < 1 or width % heads or width > 1024 or max(wide, asked) > 4096 or layers > 16:
         raise ValueError("no widths of an attention network")
     maps = {f"embed_{i}": (width, numbers) for i, numbers in enumerate((HOST, SERVICE, VCPU, JOB))}
     named: dict[str, tuple[int, ...]] = {}

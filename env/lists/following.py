@@ -72,7 +72,7 @@ def turn_of(control, job, interrupts):
     :param control: a control row (`env.control`)
     :param job: index of the job
     :param interrupts: whether the least work that is left comes first
-    :return: -1 for who goes on in any case, infinite for no work that could be compared
+    :return: -1 for who goes on before all others, infinite for no work that could be compared
     """
     pending, unknown = control.state[job] == PENDING, interrupts and control.job_known[job] == 0
     # Whom the guard or the regulator holds runs as far as a list is concerned.
@@ -184,8 +184,8 @@ def list_edit(
     """
     The edit that brings a machine nearer to a list schedule.
 
-    memcached comes first, then whoever runs and should not, then starts and places in the order of
-    the jobs.
+    memcached comes first, then whoever runs and should not, then starts and places, the jobs of the
+    least rank (`rank_of`) first.
 
     :param control: a control row (`env.control`)
     :param n_jobs: number of jobs

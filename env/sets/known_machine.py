@@ -2,8 +2,8 @@
 What a profile says of the machine, in a few numbers for a network that has never seen it.
 
 Where the machine carries its load, what the load generator takes; what each of memcached's sets
-serves within the SLO, alone and beside background work; what sharing costs. The search that makes
-the schedules a network imitates knows all of that, so a network that is not told has to guess.
+serves within the SLO, alone and beside background work; what sharing costs. What lists come to
+follows from all of that, so a network that is not told has to guess.
 """
 
 from dataclasses import dataclass

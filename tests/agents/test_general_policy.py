@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 
 import agents
 from agents.array_archive import Arrays
-from agents.checkpoint import CHECKPOINT_FOLDER, WEIGHTS_ENTRY
+from agents.checkpoint import CHECKPOINT_FOLDER, METADATA_ENTRY, WEIGHTS_ENTRY
 from agents.general_checkpoint import is_general, read_general_checkpoint
 from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
@@ -206,6 +207,52 @@ def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
         assert set(policy.decide(shown).validate(scenario).jobs) == {job.name for job in jobs}
 
 
+def test_the_network_is_asked_when_jobs_come_or_go(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    choose = SingleAttention.choose
+
+    def counted(network: SingleAttention, legal: np.ndarray) -> int:
+        asked.append(1)
+        return choose(network, legal)
+
+    monkeypatch.setattr(SingleAttention, "choose", counted)
+    policy = GeneralPolicy(read_general_checkpoint(path), "general")
+    policy.reset(SCENARIO)
+
+    def decide(scenario: Scenario, time_s: float, done: int = 0) -> None:
+        states = [JobState.DONE] * done + [JobState.PENDING] * (len(scenario.jobs) - done)
+        jobs = dict(zip(scenario.job_names, states, strict=True))
+        policy.decide(
+            Telemetry(
+                time_s=time_s,
+                service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
+                vcpu_busy_s=(0.0,) * 4,
+                jobs={name: JobTelemetry(state, 0.0) for name, state in jobs.items()},
+                applied=Allocation(
+                    (0, 1), {name: JobAllocation(state) for name, state in jobs.items()}
+                ),
+            )
+        )
+
+    for time_s in (0.0, 1.0, 2.0):
+        decide(SCENARIO, time_s)
+    assert len(asked) == 1
+    policy.change_jobs(SCENARIO)
+    decide(SCENARIO, 3.0)
+    assert len(asked) == 1
+    decide(SCENARIO, 4.0, done=1)
+    assert len(asked) == 2
+    fewer = SCENARIO.with_jobs(SCENARIO.jobs[1:])
+    policy.change_jobs(fewer)
+    decide(fewer, 5.0)
+    assert len(asked) == 2  # who is done was gone already
+    policy.change_jobs(SCENARIO)
+    decide(SCENARIO, 6.0)
+    assert len(asked) == 3
+
+
 def test_it_runs_scenarios_of_any_size(path: Path) -> None:
     """On machines that show nothing but that time passes, it starts jobs that are all legal."""
     checkpoint = read_general_checkpoint(path)
@@ -295,10 +342,24 @@ def test_arrays_that_do_not_fit_are_refused(path: Path, tmp_path: Path) -> None:
     for name in ("embed_0_weight", "biases_1", "qkv_0_bias", "answer_bias"):
         fewer = {key: value for key, value in arrays.items() if key != name}
         other = arrays | {name: np.zeros((3, 3, 3), np.float32)}
-        for wrong in (fewer, other):
+        headless = arrays | {"biases_0": np.zeros((0, 5), np.float32)}
+        for wrong in (fewer, other, headless):
             with pytest.raises(InputError, match="not those of an attention network"):
                 read_general_checkpoint(damaged(path, tmp_path, wrong))
     assert shapes(arrays) == {name: array.shape for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("field", ["format", "tokens_version", "menu_version"])
+def test_another_version_is_refused(path: Path, tmp_path: Path, field: str) -> None:
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(other, "w") as copied:
+        for name in whole.namelist():
+            content = whole.read(name)
+            if name == METADATA_ENTRY:
+                content = json.dumps(json.loads(content) | {field: 99}).encode()
+            copied.writestr(name, content)
+    with pytest.raises(InputError, match=f"{field} 99; this version reads"):
+        read_general_checkpoint(other)
 
 
 def test_a_specialist_is_not_taken_for_it() -> None:

@@ -1,8 +1,8 @@
 """
 A good list for each of many scenarios, by trying: what checkpoints are measured by.
 
-One of a list's four answers is varied after the other, for all scenarios at once, each on the same
-few training traces.
+Two of a list's four answers are varied together, or one, then others, for all scenarios at once.
+Each scenario has a few training traces, on which all of its lists are tried.
 """
 
 import itertools

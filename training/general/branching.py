@@ -25,7 +25,8 @@ WANDERING = 0.2
 are met that it would not lead to."""
 
 STATES = 2.0
-"""How many states of an episode are branched from, on average."""
+"""Each state of an episode of J jobs is branched from with the probability STATES / (STATES + J),
+so one to two of an episode are, and more where jobs arrive."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from training.general.padded_network import padded_scores
 from training.ppo.fast_ppo import one_core, one_core_each
 
 ROWS_A_THREAD = 64
-"""Decisions that a thread takes through the network at once. Fewer cost more in Python's calls than
-a further thread brings; a minibatch of 256 keeps four threads busy."""
+"""States that a thread takes through the network at once. Fewer cost more in Python's calls than a
+further thread brings; a minibatch of 128 keeps two threads busy."""
 
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Of decisions int64[B], their scores and values (`Fitting.scores`): what each costs, float32[B],

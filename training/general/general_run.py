@@ -76,7 +76,7 @@ def measured(setups: list[Setup], recipe: Recipe, seed: int) -> list[Setup]:
     """
     Find a good list for each of some setups, which episodes are measured by.
 
-    :param setups: the scenarios; they are given their lists
+    :param setups: the scenarios; each setup's `baseline` becomes its list
     :param recipe: on how many traces lists are tried
     :param seed: of those
     """

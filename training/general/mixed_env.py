@@ -3,9 +3,9 @@ Machines of many scenarios behind one Stable-Baselines3 `VecEnv`, for PPO.
 
 A step follows a list until a job arrives or ends (an option: Sutton, Precup, Singh 1999).
 
-What an episode is worth is said in units of what one good list comes to: the same
-trace, the same machine, the same random numbers, on a copy of the host. So scenarios of minutes
-and of seconds count the same, and so do calm and busy loads.
+What an episode is worth is said in units of what a plain list (`env.lists.menu.plain_list`) comes
+to: the same trace, the same machine, the same random numbers, on a copy of the host. So scenarios
+of minutes and of seconds count the same, and so do calm and busy loads.
 """
 
 from collections.abc import Sequence

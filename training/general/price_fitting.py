@@ -1,10 +1,11 @@
 """
-Learning what lists come to, in rounds: fitted prices (as fitted Q iteration: Ernst et al. 2005).
+Learning what lists come to, in rounds (rollouts: Tesauro, Galperin 1996).
 
-In the first round random lists are tried at the start of episodes. From the second on the network
-plays, and lists are tried from states that it meets, above all those that it thinks well of: where
-it is too hopeful, it is told so. What is fitted is by how much the lists of one state differ, in
-logarithms; what they have in common is the state's and the luck's.
+A list's price is what it comes to when it is followed to the end, though the network will choose
+anew at each event. In the first round random lists are tried at the start of episodes. From the
+second on the network plays, and lists are tried from states that it meets, above all those that it
+thinks well of: where it is too hopeful, it is told so. What is fitted is by how much the lists of
+one state differ, in logarithms; what they have in common is the state's and the luck's.
 """
 
 import numpy as np
@@ -26,8 +27,6 @@ HARD = 0.15
 
 MOST = 1.1
 """Differences to the best list count as so much at most: three times as long."""
-
-VALUE_WEIGHT = 0.05
 
 
 def learn_prices(
