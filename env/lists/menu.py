@@ -11,8 +11,10 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from env.action import EditTable
+from env.allocation import mask_of
 from env.codes import BACKGROUND, NORMAL, PAUSE, PLACE, SERVICE, START
 from env.scenario import MAX_JOBS, Scenario
 
@@ -105,7 +107,7 @@ def list_table(scenario: Scenario, edits: EditTable) -> ListTable:
         for weight in (BACKGROUND, NORMAL):
             places[index, weight] = placed.get((index, weight), 0)
     serving = {edit.cores: index for edit, index in named.items() if edit.kind == SERVICE}
-    sets = [(sum(1 << core for core in cores), len(cores)) for cores in scenario.service.sets]
+    sets = [(mask_of(cores), len(cores)) for cores in scenario.service.sets]
     return ListTable(
         starts,
         places,
@@ -114,6 +116,16 @@ def list_table(scenario: Scenario, edits: EditTable) -> ListTable:
         len(scenario.service.core_choices),
         MEANINGFUL if scenario.regulation.share_service_cores else WITHOUT_BACKGROUND,
     )
+
+
+def numbers_of(answers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """
+    Which lists of the menu give some answers, int64[n].
+
+    :param answers: int64[n, 4], as in `MENU`
+    """
+    numbers: npt.NDArray[np.int64] = np.ravel_multi_index(tuple(answers.T), PARTS)
+    return numbers
 
 
 def plain_list(scenario: Scenario) -> int:
@@ -126,4 +138,4 @@ def plain_list(scenario: Scenario) -> int:
     """
     front = FRONT.index(0 if scenario.regulation.share_service_cores else MAX_JOBS)
     answers = AT_ONCE.index(3), front, SHARES.index(1.0), SERVED.index(0.0)
-    return MENU.tolist().index(list(answers))
+    return int(numbers_of(np.array([answers]))[0])

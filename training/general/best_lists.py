@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from env.lists.menu import MENU, PARTS
+from env.lists.menu import MENU, PARTS, numbers_of
 from training.general.branching import Explorer
 
 QUESTIONS = ((1, 3), (0, 1), (2,), (3,), (0, 1))
@@ -27,7 +27,6 @@ def best_lists(explorer: Explorer, traces: int) -> npt.NDArray[np.int64]:
     count = len(explorer.setups)
     machines = explorer.begin(np.tile(np.arange(count), traces))
     legal = machines.legal[:count]
-    number = {tuple(answers): index for index, answers in enumerate(MENU.tolist())}
     best = MENU[machines.tables.baselines]
     prices = np.full(count, np.inf)
     for question in QUESTIONS:
@@ -35,7 +34,7 @@ def best_lists(explorer: Explorer, traces: int) -> npt.NDArray[np.int64]:
         for answers in itertools.product(*(range(PARTS[part]) for part in question)):
             tried = before.copy()
             tried[:, question] = answers
-            lists = np.array([number[tuple(one)] for one in tried.tolist()])
+            lists = numbers_of(tried)
             worth = legal[np.arange(count), lists]
             copies = machines.chosen(np.tile(worth, traces))
             begun = copies.chosen(slice(None))
@@ -44,4 +43,4 @@ def best_lists(explorer: Explorer, traces: int) -> npt.NDArray[np.int64]:
             costs[worth] = copies.prices(begun).reshape(traces, -1).mean(axis=0)
             better = costs < prices
             best[better], prices[better] = tried[better], costs[better]
-    return np.array([number[tuple(one)] for one in best.tolist()])
+    return numbers_of(best)

@@ -84,6 +84,7 @@ class Tables:
         tokens: list[TokenTable] = [setup.tokens for setup in setups]
         lists: list[ListTable] = [setup.lists for setup in setups]
         self.rows = stacked([table.edits.rows for table in tokens])
+        self.arrivals = np.array([setup.scenario.has_arrivals for setup in setups])
         self.to_follow = (
             stacked([table.starts for table in lists]),
             stacked([table.places for table in lists]),
@@ -91,7 +92,7 @@ class Tables:
             stacked([table.sets for table in lists]),
             np.array([len(table.sets) for table in lists]),
             np.array([table.usual for table in lists]),
-            np.array([setup.scenario.has_arrivals for setup in setups]),
+            self.arrivals,
             LISTS,
             LIST_SERVED,
         )
@@ -104,7 +105,6 @@ class Tables:
         )
         self.legal = np.stack([table.legal for table in lists])
         self.baselines = np.array([setup.baseline for setup in setups])
-        self.arrivals = self.to_follow[6]
 
 
 class Machines:
