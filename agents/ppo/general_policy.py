@@ -45,7 +45,6 @@ class GeneralPolicy(TrainedPolicy):
         Begin an episode.
 
         :param scenario: the problem; one without jobs will get some later
-        :raises InputError: if it has edits that no pointer tells apart
         """
         self._arrivals = scenario.has_arrivals or not scenario.jobs
         self._asked: frozenset[str] | None = None
@@ -78,7 +77,6 @@ class GeneralPolicy(TrainedPolicy):
         Go on with other jobs.
 
         :param scenario: the one of `reset` with other jobs
-        :raises InputError: if it has edits that no pointer tells apart
         """
         before, known, first = self._scenario, self._control, self._first
         self._take_on(scenario)

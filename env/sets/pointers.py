@@ -3,7 +3,8 @@ Edits by the tokens they name, so that one network can choose among those of any
 
 A *slot* is an edit said in tokens (`env.sets.tokens`): a kind, and the job, the vCPU or the number
 of threads it points at. The slots depend only on how many tokens there is room for, J jobs and C
-vCPUs; a scenario's edits (`env.action`) are some of them, one to one.
+vCPUs; a scenario's edits (`env.action`) are some of them, one to one unless a job may start with
+several thread counts of MOST_THREADS or more.
 
 | slots | edit | pointer |
 |---|---|---|
@@ -102,12 +103,12 @@ def last_joined(scenario: Scenario) -> dict[int, int]:
 
 def slots_of(scenario: Scenario, table: EditTable, slots: Slots) -> npt.NDArray[np.int64]:
     """
-    The slot of each edit, int64[n_edits]; no two share one.
+    The slot of each edit, int64[n_edits].
 
     :param scenario: the problem
     :param table: its edits
     :param slots: what there is room for
-    :raises InputError: if there is no room for its jobs or vCPUs, or two edits have one slot
+    :raises InputError: if there is no room for its jobs or vCPUs
     """
     n_jobs, n_vcpus = len(scenario.jobs), scenario.machine.vcpus
     if n_jobs > slots.jobs or n_vcpus > slots.vcpus:
@@ -115,13 +116,7 @@ def slots_of(scenario: Scenario, table: EditTable, slots: Slots) -> npt.NDArray[
             f"scenario {scenario.name}: {n_jobs} jobs on {n_vcpus} vCPUs; "
             f"allowed are up to {slots.jobs} on {slots.vcpus}"
         )
-    found = np.array([slots.of(table[edit], scenario) for edit in range(len(table))], np.int64)
-    if len(np.unique(found)) < len(found):
-        raise InputError(
-            f"scenario {scenario.name}: a job may start with two thread counts of {MOST_THREADS} "
-            "or more; one such count is allowed"
-        )
-    return found
+    return np.array([slots.of(table[edit], scenario) for edit in range(len(table))], np.int64)
 
 
 def edits_of(slot_of: npt.NDArray[np.int64], slots: Slots) -> npt.NDArray[np.int64]:
@@ -130,7 +125,13 @@ def edits_of(slot_of: npt.NDArray[np.int64], slots: Slots) -> npt.NDArray[np.int
 
     :param slot_of: see `slots_of`
     :param slots: what there is room for
+    :raises InputError: if two edits have one slot
     """
+    if len(np.unique(slot_of)) < len(slot_of):
+        raise InputError(
+            f"a job may start with two thread counts of {MOST_THREADS} or more; "
+            "one such count is allowed where edits are chosen by their slots"
+        )
     edits = np.full(len(slots), NO_EDIT, np.int64)
     edits[slot_of] = np.arange(len(slot_of))
     return edits

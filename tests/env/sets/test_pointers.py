@@ -54,7 +54,7 @@ def test_two_edits_of_one_name_are_refused() -> None:
     job = scenario.jobs[0].model_dump() | {"threads": (16, 17)}
     doubled = scenario.model_copy(update={"jobs": (type(scenario.jobs[0])(**job),)})
     with pytest.raises(InputError, match="two thread counts of 16 or more"):
-        slots_of(doubled, edit_table(doubled), Slots(20, 17))
+        edits_of(slots_of(doubled, edit_table(doubled), Slots(20, 17)), Slots(20, 17))
 
 
 @pytest.mark.parametrize("name", ["cca-2025", "cca-2025-exclusive", "local", "local, unshared"])
