@@ -22,7 +22,7 @@ from env.errors import InputError, exit_on_bad_input
 from env.inputs.commandline import OneLineParser, require_folder, whole_number
 from env.scenario import Scenario, load_scenario
 from training.ppo.seed_runs import ON_RAY, train_side_by_side
-from training.recipe import Recipe, load_recipe
+from training.recipe import GeneralRecipe, Recipe, any_recipe
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--steps",
         type=whole_number(1),
-        help="decisions, rounded up to whole rollouts (the recipe's)",
+        help="decisions (for any scenario: lists to try), in whole rollouts (the recipe's)",
     )
     add("--seed", type=whole_number(0), default=0, help="of everything random (%(default)s)")
     add(
@@ -81,10 +81,10 @@ def train_one(arguments: argparse.Namespace) -> str:
     :raises InputError: if the recipe, the scenario or what is gone on from does not fit
     """
     name = arguments.recipe or default_recipe(arguments)
-    recipe = load_recipe(name)
+    recipe = any_recipe(name)
     if arguments.steps:
         recipe = recipe.model_copy(update={"steps": arguments.steps})
-    if recipe.scenarios:
+    if isinstance(recipe, GeneralRecipe):
         return train_for_any_scenario(arguments, recipe)
     scenario = load_scenario(arguments.scenario or "cca-2025")
     folder = run_folder(arguments)
@@ -139,7 +139,8 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     if arguments.out:
         return Path(arguments.out)
     recipe = arguments.recipe or default_recipe(arguments)
-    scenario = arguments.scenario or ("" if load_recipe(recipe).scenarios else "cca-2025")
+    one = not isinstance(any_recipe(recipe), GeneralRecipe)
+    scenario = arguments.scenario or ("cca-2025" if one else "")
     names = [load_scenario(scenario).name] if scenario else []
     return Path("runs", "-".join([*names, Path(recipe).stem, str(arguments.seed)]))
 
@@ -177,7 +178,7 @@ def default_recipe(arguments: argparse.Namespace) -> str:
     return "tune" if arguments.resume and is_general(arguments.resume) else "default"
 
 
-def train_for_any_scenario(arguments: argparse.Namespace, recipe: Recipe) -> str:
+def train_for_any_scenario(arguments: argparse.Namespace, recipe: GeneralRecipe) -> str:
     """
     Train one network on the scenarios of a recipe, or tune it to the one that is given.
 
@@ -188,6 +189,8 @@ def train_for_any_scenario(arguments: argparse.Namespace, recipe: Recipe) -> str
     """
     if arguments.env == "vm":
         raise InputError("--recipe: one for several scenarios is for the simulator only")
+    if arguments.fast:
+        raise InputError("--fast: for a recipe of one scenario only")
     if arguments.scenario:
         alone = {"scenarios": (arguments.scenario,), "family": 0, "selection_family": 0}
         recipe = recipe.model_copy(update=alone)

@@ -76,7 +76,7 @@ from training.calibration.logs.tables import COLUMNS, Remark, summarise
 from training.calibration.scans import cpu_limit, read_scans
 from training.machine.published import REPORT, conclude, read
 from training.measuring.rounds import Store
-from training.recipe import RECIPE_FOLDER, load_recipe
+from training.recipe import RECIPE_FOLDER, any_recipe
 from training.refinement.live_run import read_live_run
 from training.study.study_plan import PLANS
 from training.study.study_plan import load_plan as load_study
@@ -131,7 +131,7 @@ def readers() -> tuple[FileReader, ...]:
         ("queued job", "job.yaml", _jobs(scenario), _job, {}),
         ("outcome of a job", "one.json", [_outcome()], _outcomes, {}),
         ("profile", "mine.yaml", _profiles(), _of("mine.yaml", load_profile), {}),
-        ("recipe", "mine.yaml", _contents(RECIPE_FOLDER), _of("mine.yaml", load_recipe), {}),
+        ("recipe", "mine.yaml", _contents(RECIPE_FOLDER), _of("mine.yaml", any_recipe), {}),
         ("rule", "mine.yaml", _contents(PARAMETER_FOLDER), partial(_rule, scenario), {}),
         ("checkpoint", "mine.zip", [_checkpoint()], _training_state, {}),
         ("general", "mine.zip", [_general()], _of("mine.zip", read_general_checkpoint), {}),

@@ -56,27 +56,22 @@ class Imitation(BaseModel):
     learning_rate: PositiveFloat
 
 
-class Branching(BaseModel):
+class Prices(BaseModel):
     """
-    How a network for any scenario learns what lists come to (`training.general.price_fitting`).
+    How a network for any scenario begins: it learns what random lists come to.
 
-    :param traces: training traces on which a good list is sought for each selection scenario
-    :param episodes: that are played in each round
-    :param first_lists: random lists that are tried at the start of each episode of the first round
-    :param lists: that are tried from each state in the later ones
-    :param epochs: passes over all states so far, in each round; from the second round on the
-        network plays
+    :param episodes: that are begun, each in a scenario
+    :param lists: random ones that are tried at the start of each
+    :param epochs: passes over all of them
     :param batch_size: states in one minibatch
-    :param learning_rate: Adam's step size at the start of a round; falls linearly to a fiftieth
+    :param learning_rate: Adam's step size at the start; falls linearly to a fiftieth
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    traces: PositiveInt
     episodes: PositiveInt
-    first_lists: Annotated[int, Field(ge=2, le=100)]
-    lists: Annotated[int, Field(ge=4, le=100)]
-    epochs: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    lists: Annotated[int, Field(ge=2, le=100)]
+    epochs: PositiveInt
     batch_size: PositiveInt
     learning_rate: PositiveFloat
 
@@ -105,24 +100,16 @@ class Network(BaseModel):
         return self
 
 
-class Recipe(BaseModel):
+class Training(BaseModel):
     """
-    How to train.
+    What every recipe says.
 
     :param steps: decisions over all machines; the last rollout is finished, at the final step size
-    :param n_envs: simulated machines in parallel
-    :param n_steps: decisions of each machine between two updates
     :param batch_size: decisions in one minibatch
     :param n_epochs: passes over the rollout in one update
     :param learning_rate: Adam's step size at the start; falls linearly
     :param final_learning_rate: Adam's step size at the end
-    :param gamma: discount per decision. 1: decisions differ in length, so any smaller discount
-        would reward a policy for making many short ones
-    :param gae_lambda: bias against variance of the advantage estimate
     :param clip_range: how far one update may move an action's probability
-    :param ent_coef: weight of the entropy bonus
-    :param vf_coef: weight of the value loss
-    :param hidden: widths of the hidden layers, for the policy and for the value
     :param physics: scale of the profile's uncertainty each episode's physics is drawn from
     :param error: fraction by which an episode's parameters are wrong, up or down at random
     :param error_share: in how many of the episodes
@@ -132,14 +119,6 @@ class Recipe(BaseModel):
         scenario's
     :param least_load: range of the factor on the load's minimum in each episode, or none
     :param most_load: the same for the load's maximum; at most 1, as observations are scaled by it
-    :param imitation: how to begin by imitating an expert; none to learn from reward alone
-    :param branching: how a network for any scenario begins; none for one of a single scenario
-    :param scenarios: what one network is trained on together, in place of a single scenario
-    :param scenarios_share: share of the episodes that play one of them; the rest plays the family
-    :param family: number of scenarios drawn from the family to train on
-    :param selection_family: number of those drawn to choose the best checkpoint by
-    :param unprofiled: share of the episodes in which some of the jobs have no profile
-    :param network: its widths; none for a network of one scenario, whose widths are `hidden`
     :param evaluate_every: decisions between two evaluations on the selection traces
     :param selection_episodes: number of selection traces
     """
@@ -147,18 +126,11 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: PositiveInt
-    n_envs: PositiveInt
-    n_steps: PositiveInt
     batch_size: PositiveInt
     n_epochs: PositiveInt
     learning_rate: PositiveFloat
     final_learning_rate: PositiveFloat
-    gamma: Fraction
-    gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)]
     clip_range: PositiveFloat
-    ent_coef: Annotated[float, Field(ge=0.0)]
-    vf_coef: PositiveFloat
-    hidden: tuple[PositiveInt, ...]
     physics: Annotated[float, Field(ge=0.0, le=3.0)]
     error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     error_share: Fraction = 1.0
@@ -167,26 +139,65 @@ class Recipe(BaseModel):
     interval_s: tuple[LoadInterval, LoadInterval] | None = None
     least_load: tuple[PositiveFloat, PositiveFloat] | None = None
     most_load: tuple[Fraction, Fraction] | None = None
-    imitation: Imitation | None = None
-    branching: Branching | None = None
-    scenarios: tuple[str, ...] = ()
-    scenarios_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    family: Annotated[int, Field(ge=0)] = 0
-    selection_family: Annotated[int, Field(ge=0)] = 0
-    unprofiled: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    network: Network | None = None
     evaluate_every: PositiveInt
     selection_episodes: PositiveInt
 
-    @model_validator(mode="after")
-    def _network_for_scenarios(self) -> "Recipe":
-        if bool(self.scenarios) != (self.network is not None):
-            raise ValueError("scenarios: go with a network, and a network with scenarios")
-        if bool(self.scenarios) != (self.branching is not None):
-            raise ValueError("scenarios: go with branching, and branching with scenarios")
-        if self.scenarios and self.imitation is not None:
-            raise ValueError("imitation: not allowed with scenarios, which go with branching")
-        return self
+
+class Recipe(Training):
+    """
+    How to train a policy of one scenario.
+
+    :param n_envs: simulated machines in parallel
+    :param n_steps: decisions of each machine between two updates
+    :param gamma: discount per decision. 1: decisions differ in length, so any smaller discount
+        would reward a policy for making many short ones
+    :param gae_lambda: bias against variance of the advantage estimate
+    :param ent_coef: weight of the entropy bonus
+    :param vf_coef: weight of the value loss
+    :param hidden: widths of the hidden layers, for the policy and for the value
+    :param imitation: how to begin by imitating an expert; none to learn from reward alone
+    """
+
+    n_envs: PositiveInt
+    n_steps: PositiveInt
+    gamma: Fraction
+    gae_lambda: Annotated[float, Field(ge=0.0, le=1.0)]
+    ent_coef: Annotated[float, Field(ge=0.0)]
+    vf_coef: PositiveFloat
+    hidden: tuple[PositiveInt, ...]
+    imitation: Imitation | None = None
+
+
+class GeneralRecipe(Training):
+    """
+    How to train a network for any scenario.
+
+    What is rolled out are lists that are tried from states: `steps` and `evaluate_every` count
+    lists, `batch_size` counts states, each with all of its lists.
+
+    :param scenarios: what it is trained on beside those of the family
+    :param scenarios_share: share of the episodes that play one of them; the rest plays the family
+    :param family: number of scenarios drawn from the family to train on
+    :param selection_family: number of those drawn to choose the best checkpoint by
+    :param baseline_traces: training traces on which a good list is sought for each scenario that
+        the best checkpoint is chosen by
+    :param unprofiled: share of the episodes in which some of the jobs have no profile
+    :param network: its widths
+    :param prices: how a fresh network begins; none for one that learns by PPO alone
+    :param episodes: that are played between two updates
+    :param lists: that are tried from each state
+    """
+
+    scenarios: Annotated[tuple[str, ...], Field(min_length=1)]
+    scenarios_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    family: Annotated[int, Field(ge=0)] = 0
+    selection_family: Annotated[int, Field(ge=0)] = 0
+    baseline_traces: PositiveInt
+    unprofiled: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    network: Network
+    prices: Prices | None = None
+    episodes: Annotated[int, Field(ge=8)]  # with fewer, a round might try nothing
+    lists: Annotated[int, Field(ge=2, le=100)]
 
 
 def recipe_names() -> list[str]:
@@ -196,7 +207,20 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """
-    Read and validate a recipe.
+    Read and validate the recipe of a policy of one scenario.
+
+    :param name_or_path: a shipped recipe's name, or a YAML file
+    :raises InputError: one line that names the file, the field and what is allowed
+    """
+    recipe = any_recipe(name_or_path)
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"{name_or_path}: for any scenario; allowed is a recipe for one scenario")
+    return recipe
+
+
+def any_recipe(name_or_path: str | Path) -> Recipe | GeneralRecipe:
+    """
+    Read and validate a recipe; one with `scenarios` is for any scenario.
 
     :param name_or_path: a shipped recipe's name, or a YAML file
     :raises InputError: one line that names the file, the field and what is allowed
@@ -205,10 +229,11 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
     if str(name_or_path) in recipe_names():
         path = RECIPE_FOLDER / f"{name_or_path}.yaml"
     content = read_yaml(path, "a recipe", f"known are {', '.join(recipe_names())}")
+    general = isinstance(content, dict) and "scenarios" in content
+    kind, section = (GeneralRecipe, Prices) if general else (Recipe, Imitation)
     try:
-        return Recipe.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
-        fields, nested = ", ".join(Recipe.model_fields), ", ".join(Imitation.model_fields)
-        branches = ", ".join(Branching.model_fields)
-        allowed = f"; allowed are {fields}, in imitation {nested}, and in branching {branches}"
+        nested = f"in {section.__name__.lower()} {', '.join(section.model_fields)}"
+        allowed = f"; allowed are {', '.join(kind.model_fields)}, and {nested}"
         raise InputError(validation_message(path, error, allowed)) from error

@@ -11,6 +11,7 @@ import math
 
 from env.action import is_legal
 from env.codes import BACKGROUND, DONE, KEEP, NORMAL, NOT_ARRIVED, PENDING, RUNNING
+from env.guard import PAUSED_ALL
 from env.observation import WORST
 
 STAYING = 0.7
@@ -101,21 +102,23 @@ def rank_of(control, job, interrupts):
     return control.job_work_s[job] if interrupts else -control.job_work_s[job]
 
 
-def first_jobs(control, n_jobs, at_once, interrupts):
+def first_jobs(control, n_jobs, at_once, front, interrupts):
     """
-    The jobs that a list wants to run now, a bit mask: those whose turn it is (`turn_of`).
+    The jobs that a list wants to run now, chosen by `turn_of`, and the first `front` of them.
 
     :param control: a control row (`env.control`)
     :param n_jobs: number of jobs
     :param at_once: how many run at most
+    :param front: how many of them are in front
     :param interrupts: see `turn_of`
+    :return: two bit masks
     """
     memory_free = control.memory_mib
     for job in range(n_jobs):
         if control.job_state[job] != DONE and control.state[job] != PENDING:
             memory_free -= control.job_memory_mib[job]
-    chosen = 0
-    for _ in range(at_once):
+    chosen = in_front = 0
+    for count in range(at_once):
         found, least, rank = -1, LAST, LAST
         for job in range(n_jobs):
             if chosen >> job & 1 != 0 or gone(control, job):
@@ -128,9 +131,11 @@ def first_jobs(control, n_jobs, at_once, interrupts):
         if found < 0:
             break
         chosen |= 1 << found
+        if count < front:
+            in_front |= 1 << found
         if control.state[found] == PENDING:
             memory_free -= control.job_memory_mib[found]
-    return chosen
+    return chosen, in_front
 
 
 def set_serving(sets, usual, qps, threshold_qps, most):
@@ -204,8 +209,7 @@ def list_edit(
     edit = service_edit(control, sets, usual, served)
     if edit != KEEP and is_legal(control, rows, edit):
         return edit
-    chosen = first_jobs(control, n_jobs, at_once, interrupts)
-    in_front = first_jobs(control, n_jobs, front, interrupts) if front < at_once else chosen
+    chosen, in_front = first_jobs(control, n_jobs, at_once, front, interrupts)
     # A normal job needs a vCPU that memcached leaves, or shares.
     left = ((1 << control.n_vcpus) - 1) & ~control.service != 0
     left = left or control.share_service_cores != 0
@@ -221,7 +225,10 @@ def list_edit(
         if chosen >> job & 1 == 0:
             continue
         if control.state[job] == PENDING:
-            edit = starts[job, share]
+            # While the guard has all jobs paused, a start that it holds back is asked for once; it
+            # keeps its threads, whatever list is followed by then.
+            held = control.guard_level == PAUSED_ALL and control.desired_state[job] == RUNNING
+            edit = KEEP if held else starts[job, share]
         else:
             weight = NORMAL if in_front >> job & 1 != 0 else BACKGROUND
             edit = places[job, weight] if left or weight == BACKGROUND else KEEP

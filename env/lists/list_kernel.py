@@ -21,7 +21,7 @@ callable_from_kernel(
 @compiled
 def follow(
     h, rows, targets, starts, places, pauses, sets, usual, interrupts, lists, served, to_the_end,
-    summed, terms,
+    terms,
 ):  # fmt: skip
     """
     Follow a list until a job arrives or ends, or to the end of the episode.
@@ -38,11 +38,9 @@ def follow(
     :param lists: int64[3], the list: see `env.lists.menu.LISTS`
     :param served: what memcached's smallest set serves, over the largest load
     :param to_the_end: whether no job that arrives or ends matters
-    :param summed: float64[len(TERMS)], receives the sums of the reward terms
-    :param terms: float64[len(TERMS)], room for those of one step
+    :param terms: float64[len(TERMS)], room for the reward terms of a step, which nobody reads
     :return: 0, `TERMINATED` or `TRUNCATED`
     """
-    summed[:] = 0.0
     there = following.jobs_there(h, h.n_jobs)
     while True:
         edit = following.list_edit(
@@ -50,8 +48,6 @@ def follow(
             served, interrupts,
         )  # fmt: skip
         ended = kernel.step(h, rows, targets, edit, 1.0, terms)
-        for term in range(terms.shape[0]):
-            summed[term] += terms[term]
         if ended != 0 or (not to_the_end and following.jobs_there(h, h.n_jobs) != there):
             return ended
         note_use(h)
@@ -60,7 +56,7 @@ def follow(
 @compiled
 def follow_batch(
     hosts, playing, rows, targets, starts, places, pauses, sets, n_sets, usual, interrupts, lists,
-    served, chosen, to_the_end, terms, room, ended,
+    served, chosen, to_the_end, terms, ended,
 ):  # fmt: skip
     """
     `follow` on each of B hosts, each of which plays one of S scenarios; those that ended stay.
@@ -80,8 +76,7 @@ def follow_batch(
     :param served: float64[n_lists]
     :param chosen: int64[B], the list of each host
     :param to_the_end: see `follow`
-    :param terms: float64[B, len(TERMS)], receives the sums of the reward terms
-    :param room: float64[len(TERMS)]
+    :param terms: see `follow`
     :param ended: int64[B], receives 0, `TERMINATED` or `TRUNCATED`; who has ended is left alone
     """
     for b in range(hosts.shape[0]):
@@ -90,5 +85,5 @@ def follow_batch(
         s, one = playing[b], chosen[b]
         ended[b] = follow(
             hosts[b], rows[s], targets[b], starts[s], places[s], pauses[s], sets[s, : n_sets[s]],
-            usual[s], interrupts[s], lists[one], served[one], to_the_end, terms[b], room,
+            usual[s], interrupts[s], lists[one], served[one], to_the_end, terms,
         )  # fmt: skip

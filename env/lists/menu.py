@@ -18,7 +18,7 @@ from env.allocation import mask_of
 from env.codes import BACKGROUND, NORMAL, PAUSE, PLACE, SERVICE, START
 from env.scenario import MAX_JOBS, Scenario
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever the menu or what a list means changes: checkpoints of another version are
 refused."""
 
@@ -52,9 +52,30 @@ LISTS = np.column_stack(
 LIST_SERVED = np.array(SERVED)[MENU[:, 3]]
 """float64[n_lists], what memcached's smallest set serves."""
 
-WITHOUT_BACKGROUND = LISTS[:, 1] == MAX_JOBS
-MEANINGFUL = WITHOUT_BACKGROUND | (LISTS[:, 1] < LISTS[:, 0])
-"""bool[n_lists]: no more in front than run; where no vCPU is shared, all are in front."""
+ALL_IN_FRONT = LISTS[:, 1] == MAX_JOBS
+"""Which lists have no job in the background."""
+
+GIVES_BACK = LIST_SERVED > 0.0
+"""Which lists have memcached give vCPUs back while its load is low."""
+
+
+def meaningful_lists(
+    sharing: npt.NDArray[np.bool_] | bool, room: npt.NDArray[np.bool_] | bool
+) -> npt.NDArray[np.bool_]:
+    """
+    Which lists mean something, bool[..., n_lists].
+
+    No more jobs are in front than run. Where no vCPU is shared, all are in front, and memcached
+    gives some vCPUs back if its refuge is all of them: else no job would ever run.
+
+    :param sharing: whether jobs may run on memcached's vCPUs
+    :param room: whether its refuge leaves one
+    """
+    shared = ALL_IN_FRONT | (LISTS[:, 1] < LISTS[:, 0])
+    meaningful: npt.NDArray[np.bool_] = np.where(
+        sharing, shared, ALL_IN_FRONT & (GIVES_BACK | room)
+    )
+    return meaningful
 
 
 @dataclass(frozen=True)
@@ -114,7 +135,7 @@ def list_table(scenario: Scenario, edits: EditTable) -> ListTable:
         pauses,
         np.array([(mask, size, serving.get(mask, 0)) for mask, size in sets], np.int64),
         len(scenario.service.core_choices),
-        MEANINGFUL if scenario.regulation.share_service_cores else WITHOUT_BACKGROUND,
+        meaningful_lists(*_sharing_and_room(scenario)),
     )
 
 
@@ -132,10 +153,19 @@ def plain_list(scenario: Scenario) -> int:
     """
     A list that is good in many scenarios: three jobs at once on all vCPUs, memcached on its refuge.
 
-    They are in the background, unless no vCPU is shared.
+    They are in the background, unless no vCPU is shared; memcached gives vCPUs back only where the
+    jobs would have none.
 
     :param scenario: the problem
     """
-    front = FRONT.index(0 if scenario.regulation.share_service_cores else MAX_JOBS)
-    answers = AT_ONCE.index(3), front, SHARES.index(1.0), SERVED.index(0.0)
+    sharing, room = _sharing_and_room(scenario)
+    front = FRONT.index(0 if sharing else MAX_JOBS)
+    served = SERVED.index(0.0 if sharing or room else 1.0)
+    answers = AT_ONCE.index(3), front, SHARES.index(1.0), served
     return int(numbers_of(np.array([answers]))[0])
+
+
+def _sharing_and_room(scenario: Scenario) -> tuple[bool, bool]:
+    """Whether jobs may run on memcached's vCPUs, and whether its refuge leaves them one."""
+    refuge = scenario.service.core_choices[-1]
+    return scenario.regulation.share_service_cores, len(refuge) < scenario.machine.vcpus

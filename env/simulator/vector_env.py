@@ -6,7 +6,6 @@ piece at a time. Infos are shared empty dicts except where an episode ends, so t
 Python per host.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,32 +29,47 @@ HOSTS_AT_ONCE = 128
 """Machines in one piece of a step that threads share."""
 
 
-class HostBatch(VecEnv):
+class ColocationVecEnv(VecEnv):
     """
-    What batches of simulated machines have in common: buffers, seeds, and how episodes follow.
+    B simulated machines with the observation, action and reward of `coretide/Colocation-v0`.
 
+    :param scenario: the problem
     :param n_envs: B, number of machines
-    :param size: length of an observation
-    :param n_actions: number of actions
+    :param gamma: the trainer's discount, for the shaping term
+    :param seed: entropy of the training traces and of everything else that is random
+    :param profile: fitted parameters; the scenario's own if none is given
+    :param variation: how episodes differ beyond their trace
+    :param staggered: first episodes begin in different phases, so that one update sees all of them
     :param threads: that step the machines
     """
 
-    STREAM = 0
-    """Of the random numbers that a seed stands for; each kind of batch has its own."""
-
-    ACTIONS = "edits"
-    """What actions are called."""
-
-    def __init__(self, n_envs: int, size: int, n_actions: int, threads: int):
+    def __init__(
+        self,
+        scenario: Scenario,
+        n_envs: int,
+        gamma: float,
+        seed: int = 0,
+        profile: Profile | None = None,
+        variation: Variation | None = None,
+        staggered: bool = True,
+        threads: int = 1,
+    ):
+        self.factory = EpisodeFactory(scenario, profile, variation)
+        self.table = self.factory.table
+        size = self.factory.observation_size
         self.render_mode = None
         super().__init__(
             n_envs,
             spaces.Box(-np.inf, np.inf, (size,), np.float32),
-            spaces.Discrete(n_actions),
+            spaces.Discrete(len(self.table)),
         )
+        self.scenario = scenario
+        self.gamma = gamma
+        self.staggered = staggered
+        self.hosts = self.factory.new_hosts(n_envs)
+        self.targets = self.factory.new_targets(n_envs)
         # Two buffers in turn: Stable-Baselines3 still reads the last observation after a step.
         self._observations = [np.zeros((n_envs, size), np.float32) for _ in range(2)]
-        self._n_actions = n_actions
         self._actions = np.zeros(n_envs, np.int64)
         self._terms = np.zeros((n_envs, len(TERMS)))
         self._ended = np.zeros(n_envs, np.int64)
@@ -65,6 +79,7 @@ class HostBatch(VecEnv):
         self._pool = ThreadPool(threads)
         piece = HOSTS_AT_ONCE if threads > 1 else n_envs
         self._pieces = [slice(at, at + piece) for at in range(0, n_envs, piece)]
+        self.seed(seed)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """
@@ -74,10 +89,17 @@ class HostBatch(VecEnv):
         """
         if seed is not None:
             self._entropy = seed
-            self._rng = np.random.default_rng([seed, self.STREAM])
+            self._rng = np.random.default_rng([seed, 0])
             self._traces: list[int] = []
             self._traces_drawn = 0
         return [seed] * self.num_envs
+
+    def reset(self) -> npt.NDArray[np.float32]:
+        """Start an episode on every machine; float32[B, size]."""
+        observations = self._next_buffer()
+        for index in range(self.num_envs):
+            self._begin(index, observations, ahead=self.staggered)
+        return observations
 
     def step_async(self, actions: npt.NDArray[np.int64]) -> None:
         """
@@ -87,26 +109,46 @@ class HostBatch(VecEnv):
         :raises ValueError: if one is not in the action space; the kernel checks no bounds
         """
         actions = np.asarray(actions)
-        if actions.min() < 0 or actions.max() >= self._n_actions:
-            raise ValueError(f"{self.ACTIONS} must lie from 0 to {self._n_actions - 1}")
+        if actions.min() < 0 or actions.max() >= len(self.table):
+            raise ValueError(f"edits must lie from 0 to {len(self.table) - 1}")
         self._actions[:] = actions
 
-    def _end_episodes(
-        self, observations: npt.NDArray[np.float32]
-    ) -> tuple[npt.NDArray[np.bool_], list[dict[str, Any]]]:
-        """Which machines have ended, what is told of all, and a new episode for those."""
+    def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+        """Step every machine; ended ones begin a new episode."""
+        observations = self._next_buffer()
+        rewards = np.empty(self.num_envs, np.float32)
+
+        def step(some: slice) -> None:
+            kernel.step_batch(
+                self.hosts[some],
+                self.factory.table.rows,
+                self.targets[some],
+                self._actions[some],
+                self.gamma,
+                self._terms[some],
+                rewards[some],
+                self._ended[some],
+                observations[some],
+            )
+
+        self._pool.share(step, self._pieces)
+        self._returns += rewards
         infos = [self._nothing] * self.num_envs
         dones = self._ended != 0
         for index in np.flatnonzero(dones).tolist():
             infos[index] = self._final_info(index, observations)
             self._begin(index, observations)
-        return dones, infos
+        return observations, rewards, dones, infos
 
-    @abstractmethod
     def _begin(
         self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
     ) -> None:
         """Start an episode of a machine, some of whose jobs are done if it has a head start."""
+        self._partial[index], self._returns[index] = ahead, 0.0
+        self.factory.begin(self.hosts, self.targets, index, self._next_trace(), self._rng)
+        if ahead:
+            self.factory.head_start(self.hosts[index], self._rng)
+        kernel.observe_at(self.hosts, index, self.factory.table.rows, observations[index])
 
     def _next_buffer(self) -> npt.NDArray[np.float32]:
         self._observations.reverse()
@@ -120,17 +162,13 @@ class HostBatch(VecEnv):
             self._traces = drawn[-_SEEDS_DRAWN_AT_ONCE:]
         return self._traces.pop()
 
-    @abstractmethod
-    def _summary(self, index: int) -> dict[str, Any]:
-        """What the episode of a machine has come to."""
-
     def _final_info(self, index: int, observations: npt.NDArray[np.float32]) -> dict[str, Any]:
         info: dict[str, Any] = {
             "terminal_observation": observations[index].copy(),
             "TimeLimit.truncated": bool(self._ended[index] == TRUNCATED),
         }
         if not self._partial[index]:
-            summary = self._summary(index)
+            summary = episode_summary(self.hosts[index], self.scenario)
             info["episode_summary"] = summary
             info["episode"] = {
                 "r": float(self._returns[index]),
@@ -183,81 +221,3 @@ class HostBatch(VecEnv):
         :param indices: the machines, as Stable-Baselines3 numbers them; None means all
         """
         return [False] * len(list(self._get_indices(indices)))
-
-
-class ColocationVecEnv(HostBatch):
-    """
-    B simulated machines with the observation, action and reward of `coretide/Colocation-v0`.
-
-    :param scenario: the problem
-    :param n_envs: B, number of machines
-    :param gamma: the trainer's discount, for the shaping term
-    :param seed: entropy of the training traces and of everything else that is random
-    :param profile: fitted parameters; the scenario's own if none is given
-    :param variation: how episodes differ beyond their trace
-    :param staggered: first episodes begin in different phases, so that one update sees all of them
-    :param threads: that step the machines
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        n_envs: int,
-        gamma: float,
-        seed: int = 0,
-        profile: Profile | None = None,
-        variation: Variation | None = None,
-        staggered: bool = True,
-        threads: int = 1,
-    ):
-        self.factory = EpisodeFactory(scenario, profile, variation)
-        self.table = self.factory.table
-        super().__init__(n_envs, self.factory.observation_size, len(self.table), threads)
-        self.scenario = scenario
-        self.gamma = gamma
-        self.staggered = staggered
-        self.hosts = self.factory.new_hosts(n_envs)
-        self.targets = self.factory.new_targets(n_envs)
-        self.seed(seed)
-
-    def reset(self) -> npt.NDArray[np.float32]:
-        """Start an episode on every machine; float32[B, size]."""
-        observations = self._next_buffer()
-        for index in range(self.num_envs):
-            self._begin(index, observations, ahead=self.staggered)
-        return observations
-
-    def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
-        """Step every machine; ended ones begin a new episode."""
-        observations = self._next_buffer()
-        rewards = np.empty(self.num_envs, np.float32)
-
-        def step(some: slice) -> None:
-            kernel.step_batch(
-                self.hosts[some],
-                self.factory.table.rows,
-                self.targets[some],
-                self._actions[some],
-                self.gamma,
-                self._terms[some],
-                rewards[some],
-                self._ended[some],
-                observations[some],
-            )
-
-        self._pool.share(step, self._pieces)
-        self._returns += rewards
-        dones, infos = self._end_episodes(observations)
-        return observations, rewards, dones, infos
-
-    def _summary(self, index: int) -> dict[str, Any]:
-        return episode_summary(self.hosts[index], self.scenario)
-
-    def _begin(
-        self, index: int, observations: npt.NDArray[np.float32], ahead: bool = False
-    ) -> None:
-        self._partial[index], self._returns[index] = ahead, 0.0
-        self.factory.begin(self.hosts, self.targets, index, self._next_trace(), self._rng)
-        if ahead:
-            self.factory.head_start(self.hosts[index], self._rng)
-        kernel.observe_at(self.hosts, index, self.factory.table.rows, observations[index])

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.logger import configure
 
 import agents
 from agents.array_archive import Arrays
@@ -22,20 +24,18 @@ from agents.ppo.attention_network import SingleAttention, shapes
 from agents.ppo.general_policy import GeneralPolicy
 from env.allocation import Allocation, JobAllocation, JobState
 from env.errors import InputError
-from env.reward import TERMS
 from env.scenario import MAX_JOBS, MAX_VCPUS, Scenario, load_scenario
 from env.sets.tokens import Layout, token_table
 from env.simulator.machine import EpisodeFactory, SimulatedMachine
 from env.telemetry import JobTelemetry, ServiceTelemetry, Telemetry
 from training.evaluation.episodes import EpisodeStart, run_episode
 from training.general.attention import Sets
-from training.general.attention_policy import AttentionPolicy, GeneralPPO
+from training.general.branched_ppo import BranchedPPO
+from training.general.branching import Explorer
 from training.general.machines import Machines, Setup
-from training.general.mixed_env import MixedVecEnv
 from training.general.writing import restore, save_general
 from training.ppo.checkpoint_writing import _npz
-from training.ppo.rollout_buffer import LeanRolloutBuffer
-from training.recipe import load_recipe
+from training.recipe import GeneralRecipe, Network, any_recipe
 
 SCENARIO = load_scenario("cca-2025")
 
@@ -45,55 +45,68 @@ def setup(scenario: Scenario, layout: Layout) -> Setup:
 
 
 @pytest.fixture(scope="module")
-def environments() -> MixedVecEnv:
+def explorer() -> Explorer:
     scenarios = [load_scenario(name) for name in ("cca-2025", "cca-2025-exclusive")]
-    setups = [setup(scenario, Layout(7, 4)) for scenario in scenarios]
-    return MixedVecEnv(setups, 32, seed=5, unprofiled=0.5)
+    return Explorer([setup(scenario, Layout(7, 4)) for scenario in scenarios], 0.5, 5, 1)
 
 
-def new_model(environments: MixedVecEnv) -> GeneralPPO:
-    model = GeneralPPO(
-        AttentionPolicy, environments, rollout_buffer_class=LeanRolloutBuffer, device="cpu",
-        seed=5, n_steps=16, batch_size=256, n_epochs=1,
-        policy_kwargs={"layout": environments.layout, "network": {"width": 32, "wide": 64}},
-    )  # fmt: skip
-    with torch.no_grad():  # a fresh policy has no opinions
+def new_model(explorer: Explorer, **changes: Any) -> BranchedPPO:
+    recipe = any_recipe("general")
+    assert isinstance(recipe, GeneralRecipe)
+    recipe = recipe.model_copy(update=changes)
+    return BranchedPPO(explorer=explorer, recipe=recipe, device="cpu", seed=5)
+
+
+def narrow(explorer: Explorer) -> BranchedPPO:
+    """A small one with opinions, which a fresh policy has not."""
+    network = Network(width=32, heads=4, wide=64, layers=2)
+    model = new_model(explorer, network=network, scenarios=("a", "b"), episodes=16, lists=4)
+    with torch.no_grad():
         for parameter in model.policy.network.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return model
 
 
 @pytest.fixture(scope="module")
-def model(environments: MixedVecEnv) -> GeneralPPO:
-    model = new_model(environments)
-    model.learn(512)
+def model(explorer: Explorer) -> BranchedPPO:
+    model = narrow(explorer)
+    model.set_logger(configure(None, []))
+    model.learn(64)
     return model
 
 
 @pytest.fixture(scope="module")
-def path(model: GeneralPPO, environments: MixedVecEnv, tmp_path_factory: pytest.TempPathFactory):
+def path(model: BranchedPPO, explorer: Explorer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("general") / "general.zip"
-    save_general(model, path, [one.scenario for one in environments.machines.setups], {})
+    save_general(model, path, [one.scenario for one in explorer.setups], {})
     return path
 
 
-def test_numpy_scores_like_torch(model: GeneralPPO, environments: MixedVecEnv, path: Path) -> None:
+def test_numpy_scores_like_torch(model: BranchedPPO, explorer: Explorer, path: Path) -> None:
     arrays = read_general_checkpoint(path).arrays
-    observations = environments.reset()
-    for _ in range(30):
-        sets = Sets(observations, environments.layout)
+    machines = explorer.begin(np.arange(32) % 2)
+    for _ in range(8):
+        observations = explorer.observe(machines)
         with torch.no_grad():
-            logits = model.policy.network(sets)[0].numpy()
+            logits = model.policy.network(Sets(observations, explorer.layout)).numpy()
         for index in range(0, len(observations), 5):
-            table = environments.machines.setup(index).tokens
-            network = SingleAttention(arrays, table)
+            network = SingleAttention(arrays, machines.setup(index).tokens)
             network.row[:] = observations[index]
             assert network.scores() == pytest.approx(logits[index], abs=5e-5)
-        actions, _ = model.predict(observations, deterministic=False)
-        observations = environments.step(actions)[0].copy()
+        lists, _ = model.predict(observations, deterministic=False)
+        explorer.follow(machines, lists, to_the_end=False)
 
 
-def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
+def test_stable_baselines_loads_it(model: BranchedPPO, explorer: Explorer, path: Path) -> None:
+    loaded = BranchedPPO.load(path, device="cpu")
+    observations = explorer.observe(explorer.begin(np.arange(32) % 2))
+    theirs, _ = loaded.predict(observations, deterministic=True)
+    assert (theirs == model.policy.best(observations)).all()
+    drawn = {tuple(loaded.predict(observations, deterministic=False)[0]) for _ in range(3)}
+    assert len(drawn) == 3
+
+
+def test_room_for_more_changes_no_score(model: BranchedPPO) -> None:
     scores = []
     for layout in (Layout(7, 4), Layout(20, 16)):
         machines = Machines([setup(SCENARIO, layout)], 1)
@@ -101,12 +114,12 @@ def test_room_for_more_changes_no_score(model: GeneralPPO) -> None:
         row = np.zeros(layout.size, np.float32)
         machines.observe(slice(None), row[None])
         with torch.no_grad():
-            scores.append(model.policy.network(Sets(row[None], layout))[0].numpy()[0])
+            scores.append(model.policy.network(Sets(row[None], layout)).numpy()[0])
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_numpy_scores_like_torch_on_a_machine_of_as_many_vcpus_as_may_be(
-    model: GeneralPPO, path: Path
+    model: BranchedPPO, path: Path
 ) -> None:
     drawn = load_scenario("family-report-1-12")
     assert len(drawn.jobs) == 19
@@ -121,13 +134,13 @@ def test_numpy_scores_like_torch_on_a_machine_of_as_many_vcpus_as_may_be(
         row[jobs_at + job * n_job + np.array([0, 3])] = 1.0  # it is pending, and can start
     sets = Sets(row[None], layout)
     with torch.no_grad():
-        theirs = model.policy.network(sets)[0].numpy()[0]
+        theirs = model.policy.network(sets).numpy()[0]
     network = SingleAttention(read_general_checkpoint(path).arrays, table)
     network.row[:] = row
     assert network.scores() == pytest.approx(theirs, abs=5e-5)
 
 
-def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: MixedVecEnv) -> None:
+def test_the_gradient_is_that_of_the_scores(model: BranchedPPO, explorer: Explorer) -> None:
     """
     Against differences along a direction, for all weights at once.
 
@@ -135,12 +148,11 @@ def test_the_gradient_is_that_of_the_scores(model: GeneralPPO, environments: Mix
     be lost among float32's rounding.
     """
     network = copy.deepcopy(model.policy.network)
-    sets = Sets(environments.reset(), environments.layout)
+    sets = Sets(explorer.observe(explorer.begin(np.arange(32) % 2)), explorer.layout)
     weights = torch.randn(sets.legal.shape)
 
     def loss() -> torch.Tensor:
-        logits, values = network(sets)
-        return (weights * torch.tanh(logits)).double().sum() + values.double().square().sum()
+        return (weights * torch.tanh(network(sets))).double().sum()
 
     parameters = list(network.parameters())
     found = torch.autograd.grad(loss(), parameters)
@@ -173,11 +185,11 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, nam
     hosts, one = machines.hosts, slice(0, 1)
     machines.begin(0, 0, 4711, np.random.default_rng(1))
     network = SingleAttention(read_general_checkpoint(path).arrays, machines.setup(0).tokens)
-    row, terms = np.zeros((1, layout.size), np.float32), np.zeros((1, len(TERMS)))
+    row = np.zeros((1, layout.size), np.float32)
     for _ in range(20):
         machines.observe(one, row)
         network.row[:] = row[0]
-        machines.follow(one, np.array([network.choose(machines.legal[0])]), terms)
+        machines.follow(one, np.array([network.choose(machines.legal[0])]))
         while through.telemetry().time_s < hosts["now_s"][0]:
             through.apply(policy.decide(through.telemetry()))
             through.advance(through.telemetry().time_s + policy.period_s, wake=policy.wakes)
@@ -256,9 +268,11 @@ def test_the_network_is_asked_when_jobs_come_or_go(
 def test_it_runs_scenarios_of_any_size(path: Path) -> None:
     """On machines that show nothing but that time passes, it starts jobs that are all legal."""
     checkpoint = read_general_checkpoint(path)
-    for name in ("local", "prm-2020", "cca-2024"):
+    wide = load_scenario("prm-2020")
+    many = wide.jobs[0].model_copy(update={"threads": (16, 17)})  # they share a token's number
+    scenarios = [load_scenario(name) for name in ("local", "cca-2024")]
+    for scenario in (*scenarios, wide, wide.model_copy(update={"jobs": (many, *wide.jobs[1:])})):
         policy = GeneralPolicy(checkpoint, "general")
-        scenario = load_scenario(name)
         policy.reset(scenario)
         applied = Allocation(
             scenario.service.core_choices[-1], dict.fromkeys(scenario.job_names, JobAllocation())
@@ -289,9 +303,9 @@ def test_the_shipped_one_finishes_a_scenario_of_a_size_nobody_trained_on() -> No
 
 
 def test_training_goes_on_where_it_stopped(
-    model: GeneralPPO, environments: MixedVecEnv, path: Path
+    model: BranchedPPO, explorer: Explorer, path: Path
 ) -> None:
-    resumed = new_model(environments)
+    resumed = narrow(explorer)
     restore(resumed, path)
     assert resumed.num_timesteps == model.num_timesteps
     pairs = zip(model.policy.network.parameters(), resumed.policy.network.parameters(), strict=True)
@@ -301,30 +315,19 @@ def test_training_goes_on_where_it_stopped(
         assert torch.equal(state["exp_avg_sq"], restored["exp_avg_sq"])
 
 
-def test_the_shipped_one_goes_on_learning(environments: MixedVecEnv) -> None:
-    shipped, network = CHECKPOINT_FOLDER / "general.zip", load_recipe("tune").network
-    assert network is not None
-    resumed = GeneralPPO(
-        AttentionPolicy, environments, rollout_buffer_class=LeanRolloutBuffer, device="cpu",
-        seed=5, n_steps=8, batch_size=256, n_epochs=1,
-        policy_kwargs={"layout": environments.layout, "network": network.model_dump()},
-    )  # fmt: skip
+def test_the_shipped_one_goes_on_learning(explorer: Explorer) -> None:
+    shipped = CHECKPOINT_FOLDER / "general.zip"
+    resumed = new_model(explorer, scenarios=("a", "b"), episodes=8, lists=4)
+    resumed.set_logger(configure(None, []))
     restore(resumed, shipped)
     begun = resumed.num_timesteps
     assert begun == read_general_checkpoint(shipped).metadata["steps"]
-    resumed.learn(256, reset_num_timesteps=False)
-    assert resumed.num_timesteps == begun + 256
+    resumed.learn(32, reset_num_timesteps=False)
+    assert resumed.num_timesteps >= begun + 32
 
 
-def test_it_is_small_enough(model: GeneralPPO) -> None:
-    assert model.env is not None
-    network = load_recipe("general").network
-    assert network is not None
-    widest = GeneralPPO(
-        AttentionPolicy, model.env, device="cpu", n_steps=16, batch_size=256,
-        policy_kwargs={"layout": model.env.layout, "network": network.model_dump()},
-    )  # fmt: skip
-    assert sum(p.numel() for p in widest.policy.parameters()) <= 200_000
+def test_it_is_small_enough(explorer: Explorer) -> None:
+    assert sum(one.numel() for one in new_model(explorer).policy.parameters()) <= 200_000
 
 
 def damaged(path: Path, tmp_path: Path, arrays: Arrays) -> Path:

@@ -1,5 +1,6 @@
 """
 How is one network trained for any scenario?
 
-Its attention over tokens, the machines of many scenarios side by side, its teachers, and PPO.
+Its attention over tokens, the machines of many scenarios side by side, what lists come to on copies
+of them, and PPO.
 """

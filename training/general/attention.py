@@ -1,4 +1,4 @@
-"""The attention network in torch: sets of tokens in, the scores of all lists and a value out."""
+"""The attention network in torch: sets of tokens in, the scores of all lists out."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from agents.array_archive import Arrays
 from agents.ppo.attention_network import OF_LIST, OUTPUTS, RELATIONS
-from env.lists.menu import MEANINGFUL, WITHOUT_BACKGROUND
+from env.control import HISTORY
+from env.lists.menu import meaningful_lists
 from env.sets.tokens import HOST, JOB, SERVICE, VCPU, Layout
 from training.general.attention_kernels import (
     attend,
@@ -22,6 +23,9 @@ from training.general.attention_kernels import (
 BACKGROUND_PLACE = 1
 """Which of a host's numbers says whether jobs may run in the background (`env.sets.tokens`)."""
 
+REFUGE_PLACE = HOST + 17 + HISTORY
+"""Which number of a row says what share of the vCPUs memcached's refuge is."""
+
 SUMMED = torch.zeros(OUTPUTS, len(OF_LIST))
 """Which outputs are summed up for each list, 0 or 1."""
 SUMMED[torch.from_numpy(OF_LIST), torch.arange(len(OF_LIST))[:, None]] = 1.0
@@ -33,8 +37,9 @@ def legal_lists(observations: np.ndarray) -> np.ndarray:
 
     :param observations: float32[B, size]
     """
-    sharing = observations[:, BACKGROUND_PLACE, None] > 0.5
-    return np.where(sharing, MEANINGFUL, WITHOUT_BACKGROUND)
+    sharing = observations[:, BACKGROUND_PLACE] > 0.5
+    room = observations[:, REFUGE_PLACE] < 1.0
+    return meaningful_lists(sharing[:, None], room[:, None])
 
 
 class Sets:
@@ -166,18 +171,15 @@ class AttentionNetwork(nn.Module):
         self.narrow = nn.ModuleList(nn.Linear(wide, width) for _ in range(layers))
         self.ask = nn.Linear(2 * width, wide)
         self.answer = nn.Linear(wide, OUTPUTS)
-        self.critic = nn.Linear(width, width)
-        self.value = nn.Linear(width, 1)
         with torch.no_grad():
             for one in (*self.mix, *self.narrow):
                 one.weight *= 0.5
-            for one in (self.answer, self.value):
-                one.weight *= 0.1
-                one.bias.zero_()
+            self.answer.weight *= 0.1
+            self.answer.bias.zero_()
 
-    def forward(self, sets: Sets) -> tuple[Tensor, Tensor]:
+    def forward(self, sets: Sets) -> Tensor:
         """
-        Scores float32[B, n_lists], not yet masked, and values float32[B, 1].
+        Scores float32[B, n_lists], not yet masked.
 
         :param sets: the tokens
         """
@@ -188,13 +190,12 @@ class AttentionNetwork(nn.Module):
             x = x + narrow(torch.relu(widen(Normalised.apply(x))))
         hosts, services, *_ = Normalised.apply(x).split(sets.counts)
         asked = torch.relu(self.ask(torch.cat([hosts, services], dim=1)))
-        scores = self.answer(asked) @ SUMMED
-        return scores, self.value(torch.relu(self.critic(hosts)))
+        scores: Tensor = self.answer(asked) @ SUMMED
+        return scores
 
     def arrays(self) -> Arrays:
-        """Everything but the value, as plain arrays, for `agents.ppo.attention_network`."""
+        """Weights and biases as plain arrays, for `agents.ppo.attention_network`."""
         return {
             name.replace(".", "_"): parameter.detach().numpy()
             for name, parameter in self.named_parameters()
-            if not name.startswith(("critic", "value"))
         }

@@ -2,8 +2,8 @@
 What lists come to, from states that a policy has met: branches of one simulated machine.
 
 A simulated machine can be copied. Each of some lists is followed on a copy, by the same load, the
-same hiccups and the same random numbers, to the end of the episode. So what they come to differs by
-what was decided, and not by luck.
+same hiccups and the same random numbers: to the end of the episode, or until the next event, after
+which the policy goes on. So what they come to differs by what was decided, and not by luck.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,17 @@ from env.lists.menu import LISTS
 from env.simulator.load import trace_seeds
 from env.simulator.thread_pool import ThreadPool
 from training.general.attention_policy import AttentionPolicy
-from training.general.machines import Machines, Setup, no_terms
+from training.general.machines import Machines, Setup
+from training.ppo.fast_ppo import one_core, one_core_each
 
 MACHINES_AT_ONCE = 64
-"""In one piece that threads share."""
+"""In one of the pieces that threads share."""
+
+PLAYED_AT_ONCE = 512
+"""Machines in a piece where a network chooses, which costs less for many at once."""
+
+COPIES = 16384
+"""Machines that are branched at a time, each kept twice, as it was and as it goes on: 0.5 GB."""
 
 WANDERING = 0.2
 """Share of the decisions that are drawn by their scores while a policy is followed, so that states
@@ -46,19 +53,15 @@ class Branches:
 
 def together(some: list[Branches]) -> Branches:
     """
-    Branches from several rounds; where one has fewer lists, some of them come again.
+    Several branches as one.
 
-    :param some: the rounds
+    :param some: all with the same number of lists
     """
-    most = max(one.lists.shape[1] for one in some)
-
-    def widened(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        return np.take(array, np.arange(most) % array.shape[1], axis=1)
-
     return Branches(
-        np.concatenate([one.tokens for one in some]),
-        np.concatenate([widened(one.lists) for one in some]),
-        np.concatenate([widened(one.prices) for one in some]),
+        *(
+            np.concatenate([getattr(one, name) for one in some])
+            for name in ("tokens", "lists", "prices")
+        )
     )
 
 
@@ -74,22 +77,23 @@ class Explorer:
 
     def __init__(self, setups: list[Setup], unprofiled: float, seed: int, threads: int):
         self.setups, self._unprofiled = setups, unprofiled
+        self.layout = setups[0].tokens.layout
         self._rng = np.random.default_rng([seed, len(setups)])
         self._seed, self._traces, self._begun = seed, 0, Machines(setups, 0, unprofiled)
-        self._pool = ThreadPool(threads)
+        self._pool = ThreadPool(threads, one_core)
 
     def episodes(self, count: int, first: int, share: float) -> npt.NDArray[np.int64]:
         """
-        What to play next: the setups of most interest at random, all others as often, int64[count].
+        What to play next, int64[count]: setups of most interest, and others, each chosen at random.
 
         :param count: how many episodes
         :param first: how many setups are of most interest, the first ones
         :param share: of the episodes that play one of them; all do if there are no others
         """
         others = len(self.setups) - first
-        own = (round(share * count) if others else count) if first else 0
+        own = round(share * count) if others else count
         drawn = first + np.resize(self._rng.permutation(others), count - own)
-        return np.concatenate([self._rng.integers(max(first, 1), size=own), drawn])
+        return np.concatenate([self._rng.integers(first, size=own), drawn])
 
     def begin(self, playing: npt.NDArray[np.int64]) -> Machines:
         """
@@ -110,7 +114,7 @@ class Explorer:
 
         :param machines: the machines
         """
-        observations = np.zeros((len(machines), machines.layout.size), np.float32)
+        observations = np.zeros((len(machines), self.layout.size), np.float32)
         machines.observe(slice(None), observations)
         return observations
 
@@ -122,48 +126,75 @@ class Explorer:
         :param lists: int64[B]
         :param to_the_end: see `Machines.follow`
         """
-        terms = no_terms(len(machines))
         starts = range(0, len(machines), MACHINES_AT_ONCE)
         pieces = [slice(start, start + MACHINES_AT_ONCE) for start in starts]
-        self._pool.share(
-            lambda some: machines.follow(some, lists[some], terms[some], to_the_end), pieces
-        )
+        self._pool.share(lambda some: machines.follow(some, lists[some], to_the_end), pieces)
 
-    def branch(self, machines: Machines, lists: npt.NDArray[np.int64]) -> Branches:
+    def follow_policy(self, machines: Machines, policy: AttentionPolicy) -> None:
+        """
+        Have machines do what a policy thinks best to the end of their episodes, in threads.
+
+        :param machines: the machines
+        :param policy: that chooses
+        """
+
+        def play(some: slice) -> None:
+            ended = machines.ended[some]
+            observations = np.zeros((len(ended), self.layout.size), np.float32)
+            lists = np.zeros(len(ended), np.int64)
+            while (going := ended == 0).any():
+                machines.observe(some, observations)
+                lists[going] = policy.best(observations[going])
+                machines.follow(some, lists)
+
+        starts = range(0, len(machines), PLAYED_AT_ONCE)
+        with one_core_each():
+            self._pool.share(play, [slice(start, start + PLAYED_AT_ONCE) for start in starts])
+
+    def branch(
+        self,
+        machines: Machines,
+        lists: npt.NDArray[np.int64],
+        policy: AttentionPolicy | None = None,
+    ) -> Branches:
         """
         Try lists.
 
         :param machines: B of them
         :param lists: int64[B, K]
+        :param policy: that goes on from the next event; without one a list is followed to the end
         """
         prices = np.empty(lists.shape, np.float32)
-        for k in range(lists.shape[1]):
-            copies = machines.chosen(slice(None))
-            self.follow(copies, lists[:, k], to_the_end=True)
-            prices[:, k] = np.log(copies.prices(machines))
+        step = max(1, COPIES // lists.shape[1])
+        for some in (slice(at, at + step) for at in range(0, len(machines), step)):
+            begun = machines.chosen(np.repeat(np.arange(len(machines))[some], lists.shape[1]))
+            copies = begun.chosen(slice(None))
+            self.follow(copies, lists[some].ravel(), to_the_end=policy is None)
+            if policy is not None:
+                self.follow_policy(copies, policy)
+            prices[some] = np.log(copies.prices(begun)).reshape(-1, lists.shape[1])
         return Branches(self.observe(machines), lists, prices)
 
     def first_branches(self, playing: npt.NDArray[np.int64], count: int) -> Branches:
         """
-        Try random lists at the start of episodes.
+        Try random lists at the start of episodes, to their end, each once.
 
         :param playing: int64[B], the setup of each
         :param count: K, how many lists are tried
         """
         machines = self.begin(playing)
-        return self.branch(machines, self._drawn(machines, count))
+        luck = np.where(machines.legal, self._rng.random((len(machines), len(LISTS))), 2.0)
+        return self.branch(machines, np.argpartition(luck, count, 1)[:, :count])
 
     def met_branches(
         self, playing: npt.NDArray[np.int64], policy: AttentionPolicy, count: int
-    ) -> list[Branches]:
+    ) -> Branches:
         """
-        Play, and try lists from some of the states that are met.
-
-        Those are tried that the policy thinks best, others by their scores, and some at random.
+        Play, and try lists that the policy draws from some of the states that are met.
 
         :param playing: int64[B], the setup of each machine
         :param policy: that chooses
-        :param count: K, how many lists are tried, at least 4
+        :param count: K, how many lists are drawn from each of those states
         """
         machines = self.begin(playing)
         jobs = np.array([len(self.setups[number].scenario.jobs) for number in playing])
@@ -173,27 +204,17 @@ class Explorer:
             scores = policy.scores(self.observe(machines))
             picked = self._rng.random(len(machines)) < share
             if picked.any():
-                states, likely = machines.chosen(picked), scores[picked]
-                lists = np.column_stack(
-                    [likely.argmax(1), self._by_score(likely, count - 3), self._drawn(states, 2)]
-                )
-                found.append(self.branch(states, lists))
+                drawn = np.column_stack([self._drawn(scores[picked]) for _ in range(count)])
+                found.append(self.branch(machines.chosen(picked), drawn, policy))
             lists = scores.argmax(1)
             wander = self._rng.random(len(machines)) < WANDERING
-            lists[wander] = self._by_score(scores[wander], 1)[:, 0]
+            lists[wander] = self._drawn(scores[wander])
             self.follow(machines, lists, to_the_end=False)
             stay = machines.ended == 0
             machines, share = machines.chosen(stay), share[stay]
-        return found
+        return together(found)
 
-    def _by_score(self, scores: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
-        """Lists drawn by their scores, int64[B, count], each once (Gumbel 1954)."""
-        luck = self._rng.gumbel(size=scores.shape)
-        drawn: npt.NDArray[np.int64] = np.argpartition(-(scores + luck), count, 1)[:, :count]
-        return drawn
-
-    def _drawn(self, machines: Machines, count: int) -> npt.NDArray[np.int64]:
-        """Lists at random, of those that mean something, int64[B, count]."""
-        luck = np.where(machines.legal, self._rng.random((len(machines), len(LISTS))), 2.0)
-        drawn: npt.NDArray[np.int64] = np.argpartition(luck, count, 1)[:, :count]
+    def _drawn(self, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """A list for each state, drawn by its scores (Gumbel 1954), int64[B]."""
+        drawn: npt.NDArray[np.int64] = (scores + self._rng.gumbel(size=scores.shape)).argmax(1)
         return drawn

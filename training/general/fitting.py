@@ -21,9 +21,9 @@ ROWS_A_THREAD = 64
 """States that a thread takes through the network at once. Fewer cost more in Python's calls than a
 further thread brings; a minibatch of 128 keeps two threads busy."""
 
-Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of decisions int64[B], their scores and values (`Fitting.scores`): what each costs, float32[B],
-and something else of each to be told the mean of."""
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Of decisions int64[B] and their scores (`Fitting.scores`): what each costs, float32[B], and
+something else of each to be told the mean of."""
 
 
 def fitting_device() -> torch.device:
@@ -50,19 +50,18 @@ class Fitting:
         self.trained = list(self.network.parameters())
         self._pool = ThreadPool(1 if padded else torch.get_num_threads(), one_core)
 
-    def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, rows: Tensor) -> Tensor:
         """
-        Scores float32[B, n_lists], not yet masked, and values float32[B].
+        Scores float32[B, n_lists], not yet masked.
 
         :param rows: int64[B], some of the decisions
         """
         observations = self._observations[rows]
         if self._padded:
             layout = self.policy.layout
-            scores, values = padded_scores(self.network, observations.to(self.device), layout)
-        else:
-            scores, values = self.network(Sets(observations.numpy(), self.policy.layout))
-        return scores, values[:, 0]
+            return padded_scores(self.network, observations.to(self.device), layout)
+        scores: Tensor = self.network(Sets(observations.numpy(), self.policy.layout))
+        return scores
 
     def differentiate(self, rows: Tensor, loss: Loss) -> Tensor:
         """
@@ -80,10 +79,8 @@ class Fitting:
         told = torch.zeros(len(pieces), device=self.device)
 
         def of_piece(number: int) -> None:
-            losses, also = loss(pieces[number], *self.scores(pieces[number]))
-            gradients[number] = torch.autograd.grad(
-                losses.sum() / len(rows), self.trained, materialize_grads=True
-            )  # nothing is said of values here, so their part of the network learns nothing
+            losses, also = loss(pieces[number], self.scores(pieces[number]))
+            gradients[number] = torch.autograd.grad(losses.sum() / len(rows), self.trained)
             told[number] = also.detach().sum() / len(rows)
 
         with one_core_each():

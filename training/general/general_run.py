@@ -12,26 +12,27 @@ from stable_baselines3.common.logger import configure
 from agents.general_checkpoint import read_general_checkpoint
 from env.scenario import Scenario, load_scenario
 from env.simulator.machine import Variation
-from training.general.attention_policy import AttentionPolicy, GeneralPPO
+from training.general.attention_policy import AttentionPolicy
 from training.general.best_lists import best_lists
+from training.general.branched_ppo import BranchedPPO
 from training.general.branching import Explorer
+from training.general.fitting import fitting_device
 from training.general.general_selection import run_selection
 from training.general.machines import VIOLATION_PRICE, Setup
-from training.general.mixed_env import MixedVecEnv
-from training.general.price_fitting import learn_prices
+from training.general.price_fitting import fit
 from training.general.setups import common_layout, drawn_scenarios, setups_of
 from training.general.writing import restore, save_general
-from training.ppo.rollout_buffer import LeanRolloutBuffer
-from training.ppo.training_run import SHARED_WITH_PPO, LinearSchedule, announce, variation_of
-from training.recipe import Recipe
+from training.ppo.training_run import variation_of
+from training.recipe import GeneralRecipe, Prices
 
 
 def train_general(
-    recipe: Recipe, seed: int, folder: Path, resume: Path | None = None
+    recipe: GeneralRecipe, seed: int, folder: Path, resume: Path | None = None
 ) -> dict[str, float]:
     """
     Train one network on the scenarios of a recipe, writing TensorBoard and checkpoints.
 
+    A fresh network begins by what random lists come to, if the recipe says so, and goes on by PPO.
     An interruption (Ctrl-C) of PPO ends the run after saving `last.zip`; one before it saves
     nothing.
 
@@ -42,29 +43,31 @@ def train_general(
     :return: the best checkpoint's figures on the selection traces, see `GeneralEvaluation`
     :raises InputError: if the checkpoint to resume does not fit
     """
-    assert recipe.network is not None and recipe.branching is not None
     named = [load_scenario(name) for name in recipe.scenarios]
     scenarios = [*named, *drawn_scenarios("training", seed, recipe.family)]
     chosen_by = [*named, *drawn_scenarios("selection", 0, recipe.selection_family)]
     layout = common_layout([*scenarios, *chosen_by])
-    setups = setups_of(scenarios, layout, variation_of(recipe))
     judged = measured(setups_of(chosen_by, layout, Variation()), recipe, seed)
-    environments = machines_for(recipe, setups, recipe.n_envs, seed)
     begun = read_general_checkpoint(resume).metadata.get("steps", 0) if resume else 0
-    model = new_model(recipe, environments, seed, begun)
+    setups = setups_of(scenarios, layout, variation_of(recipe))
+    explorer = Explorer(setups, recipe.unprofiled, seed + begun, torch.get_num_threads())
+    model = BranchedPPO(explorer=explorer, recipe=recipe, begun=begun, device="cpu", seed=seed)
     evaluation = GeneralEvaluation(judged, named, recipe, folder)
     if resume is not None:
         restore(model, resume)
-        environments.seed(seed + model.num_timesteps)
-    explorer = Explorer(setups, recipe.unprofiled, seed, torch.get_num_threads())
-    learn_prices(model.policy, explorer, recipe, np.random.default_rng([seed, 1]))
-    save_general(model, folder / "fitted.zip", named, {})
+    elif recipe.prices is not None:
+        begin_by_prices(model.policy, explorer, recipe, recipe.prices, seed)
+        save_general(model, folder / "fitted.zip", named, {})
     model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
+    print(
+        f"PPO until {begun + recipe.steps} lists were tried; "
+        f"TensorBoard: tensorboard --logdir {folder}",
+        flush=True,
+    )
     try:
-        announce(model, recipe.steps, folder)
         model.learn(recipe.steps, callback=evaluation, reset_num_timesteps=resume is None)
     except KeyboardInterrupt:
-        print(f"interrupted at {model.num_timesteps} decisions; saving {folder / 'last.zip'}")
+        print(f"interrupted at {model.num_timesteps} lists; saving {folder / 'last.zip'}")
     evaluation.init_callback(model)
     evaluation.evaluate()
     model.logger.dump(model.num_timesteps)
@@ -72,7 +75,7 @@ def train_general(
     return evaluation.best
 
 
-def measured(setups: list[Setup], recipe: Recipe, seed: int) -> list[Setup]:
+def measured(setups: list[Setup], recipe: GeneralRecipe, seed: int) -> list[Setup]:
     """
     Find a good list for each of some setups, which episodes are measured by.
 
@@ -80,53 +83,35 @@ def measured(setups: list[Setup], recipe: Recipe, seed: int) -> list[Setup]:
     :param recipe: on how many traces lists are tried
     :param seed: of those
     """
-    assert recipe.branching is not None
     print(f"searching for a list for each of {len(setups)} scenarios", flush=True)
     explorer = Explorer(setups, 0.0, seed, torch.get_num_threads())
-    for setup, one in zip(setups, best_lists(explorer, recipe.branching.traces), strict=True):
+    for setup, one in zip(setups, best_lists(explorer, recipe.baseline_traces), strict=True):
         setup.baseline = int(one)
     return setups
 
 
-def machines_for(recipe: Recipe, setups: list[Setup], n_envs: int, seed: int) -> MixedVecEnv:
+def begin_by_prices(
+    policy: AttentionPolicy, explorer: Explorer, recipe: GeneralRecipe, prices: Prices, seed: int
+) -> None:
     """
-    The machines of a recipe.
+    Fit a fresh policy to what random lists come to.
 
-    :param recipe: says how often which scenario is played
-    :param setups: the scenarios, those of the recipe first
-    :param n_envs: number of machines
-    :param seed: of everything random
+    :param policy: what learns
+    :param explorer: plays the scenarios, those of the recipe first
+    :param recipe: how often those are played
+    :param prices: its section
+    :param seed: of the order of minibatches
     """
-    return MixedVecEnv(
-        setups,
-        n_envs,
-        seed,
-        first=len(recipe.scenarios),
-        first_share=recipe.scenarios_share,
-        unprofiled=recipe.unprofiled,
-        threads=torch.get_num_threads(),
-    )
-
-
-def new_model(recipe: Recipe, environments: MixedVecEnv, seed: int, begun: int = 0) -> GeneralPPO:
-    """
-    A fresh model.
-
-    :param recipe: hyperparameters
-    :param environments: what it learns on
-    :param seed: of weights and action sampling
-    :param begun: decisions before this run, if it goes on from another
-    """
-    assert recipe.network is not None
-    return GeneralPPO(
-        AttentionPolicy,
-        environments,
-        rollout_buffer_class=LeanRolloutBuffer,
-        policy_kwargs={"layout": environments.layout, "network": recipe.network.model_dump()},
-        device="cpu",
-        seed=seed,
-        learning_rate=LinearSchedule(recipe, begun),
-        **{name: getattr(recipe, name) for name in SHARED_WITH_PPO},
+    print(f"trying {prices.lists} lists at the start of {prices.episodes} episodes", flush=True)
+    first = len(recipe.scenarios)
+    playing = explorer.episodes(prices.episodes, first, recipe.scenarios_share)
+    branches = explorer.first_branches(playing, prices.lists)
+    print(f"fitting the network on {fitting_device()}", flush=True)
+    lost = fit(policy, branches, np.random.default_rng([seed, 1]), prices)
+    print(
+        f"its lists take {100 * lost:.1f} % longer than the best of those tried "
+        "(training traces, simulated)",
+        flush=True,
     )
 
 
@@ -143,18 +128,16 @@ class GeneralEvaluation(BaseCallback):
     :param folder: the run's folder
     """
 
-    def __init__(self, setups: list[Setup], named: list[Scenario], recipe: Recipe, folder: Path):
+    def __init__(
+        self, setups: list[Setup], named: list[Scenario], recipe: GeneralRecipe, folder: Path
+    ):
         super().__init__()
         self.setups, self.named = setups, named
         self.recipe, self.folder = recipe, folder
         self.best: dict[str, float] | None = None
         self._due = 0
-        self._ended: list[dict[str, Any]] = []
 
     def _on_step(self) -> bool:
-        for info in self.locals["infos"]:
-            if "episode_summary" in info:
-                self._ended.append(info["episode_summary"])
         return True
 
     def _on_rollout_start(self) -> None:
@@ -163,17 +146,10 @@ class GeneralEvaluation(BaseCallback):
             self._due = self.num_timesteps + self.recipe.evaluate_every
             self.evaluate()
 
-    def _on_rollout_end(self) -> None:
-        for name in ("over_baseline", "violation_ratio", "decisions"):
-            if self._ended:
-                mean = float(np.mean([one[name] for one in self._ended]))
-                self.logger.record(f"episode/{name}", mean)
-        self._ended.clear()
-
     def evaluate(self) -> None:
         """Score the policy as it is now and save it."""
         model = self.model
-        assert isinstance(model, GeneralPPO)
+        assert isinstance(model, BranchedPPO)
         first, written = len(self.named), {}
         of_named = run_selection(model.policy, self.setups[:first], self.recipe.selection_episodes)
         for scenario, summaries in zip(self.named, of_named, strict=True):
@@ -200,7 +176,7 @@ class GeneralEvaluation(BaseCallback):
             for name, one in written.items()
         )
         print(
-            f"{self.num_timesteps} decisions: time over a good list's and violations: "
+            f"{self.model.num_timesteps} lists tried: time over a good list's and violations: "
             f"{said} (selection traces, simulated)",
             flush=True,
         )

@@ -6,7 +6,7 @@ import numpy as np
 
 from env.simulator.load import trace_seeds
 from training.general.attention_policy import AttentionPolicy
-from training.general.machines import Machines, Setup, figure_s, no_terms
+from training.general.machines import Machines, Setup, figure_s
 from training.ppo.selection import SELECTION_ENTROPY
 
 
@@ -27,13 +27,13 @@ def run_selection(
         number, seed = index // episodes, seeds[index % episodes]
         machines.begin(index, number, seed, np.random.default_rng([SELECTION_ENTROPY, seed]))
     baselines = machines.chosen(slice(None))
-    everything, terms = slice(None), no_terms(len(machines))
+    everything = slice(None)
     lists = machines.tables.baselines[machines.playing]
-    baselines.follow(everything, lists, terms, to_the_end=True)
+    baselines.follow(everything, lists, to_the_end=True)
     observations = np.zeros((len(machines), machines.layout.size), np.float32)
     while (machines.ended == 0).any():
         machines.observe(everything, observations)
-        machines.follow(everything, policy.best(observations), terms)
+        machines.follow(everything, policy.best(observations))
     summaries: list[list[dict[str, Any]]] = [[] for _ in setups]
     for index in range(len(machines)):
         scenario, summary = machines.setup(index).scenario, machines.summary(index)

@@ -135,9 +135,7 @@ class Machines:
         """
         return self.setups[self.playing[index]]
 
-    def begin(
-        self, index: int, number: int, seed: int, rng: np.random.Generator, ahead: bool = False
-    ) -> None:
+    def begin(self, index: int, number: int, seed: int, rng: np.random.Generator) -> None:
         """
         Start an episode.
 
@@ -145,13 +143,10 @@ class Machines:
         :param number: of the setup
         :param seed: of its trace
         :param rng: of everything else
-        :param ahead: whether some jobs are done already
         """
         self.playing[index], self.ended[index] = number, 0
         factory, host = self.setups[number].factory, self.hosts[index]
         factory.begin(self.hosts, self.targets, index, seed, rng)
-        if ahead:
-            factory.head_start(host, rng)
         if self.unprofiled > 0.0 and rng.random() < self.unprofiled:
             n_jobs = len(factory.scenario.jobs)
             host["job_known"][rng.permutation(n_jobs)[: rng.integers(n_jobs) + 1]] = 0
@@ -194,25 +189,17 @@ class Machines:
         """
         write_rows(self.hosts[some], self.playing[some], *self.tables.to_write, observations)
 
-    def follow(
-        self,
-        some: slice,
-        lists: npt.NDArray[np.int64],
-        terms: npt.NDArray[np.float64],
-        to_the_end: bool = False,
-    ) -> None:
+    def follow(self, some: slice, lists: npt.NDArray[np.int64], to_the_end: bool = False) -> None:
         """
         Have some machines follow lists until a job arrives or ends; who has ended stays.
 
         :param some: which machines
         :param lists: int64[n], of each its list
-        :param terms: float64[n, len(TERMS)], receives the reward terms
         :param to_the_end: follow them to the end of the episode
         """
         follow_batch(
             self.hosts[some], self.playing[some], self.tables.rows, self.targets[some],
-            *self.tables.to_follow, lists, to_the_end, terms, np.zeros(len(TERMS)),
-            self.ended[some],
+            *self.tables.to_follow, lists, to_the_end, np.zeros(len(TERMS)), self.ended[some],
         )  # fmt: skip
 
     def prices(self, before: "Machines") -> npt.NDArray[np.float64]:
@@ -263,12 +250,3 @@ def figure_s(summary: dict[str, Any], scenario: Scenario) -> float:
         for job in summary["jobs"].values()
     ]
     return float(np.mean(ended))
-
-
-def no_terms(count: int) -> npt.NDArray[np.float64]:
-    """
-    Room for reward terms, float64[count, len(TERMS)].
-
-    :param count: number of machines
-    """
-    return np.zeros((count, len(TERMS)))

@@ -16,13 +16,11 @@ from training.general.attention import SUMMED, AttentionNetwork
 from training.ppo.loss_kernels import ILLEGAL_LOGIT
 
 
-def padded_scores(
-    network: AttentionNetwork, observations: Tensor, layout: Layout
-) -> tuple[Tensor, Tensor]:
+def padded_scores(network: AttentionNetwork, observations: Tensor, layout: Layout) -> Tensor:
     """
     What the network says (`AttentionNetwork.forward`), by torch's own operations.
 
-    Scores float32[B, n_lists], not yet masked, and values float32[B, 1].
+    Scores float32[B, n_lists], not yet masked.
 
     :param network: its weights
     :param observations: float32[B, size]
@@ -55,8 +53,8 @@ def padded_scores(
         x = x + narrow(torch.relu(widen(normalised(x))))
     x = normalised(x)
     asked = torch.relu(network.ask(x[:, :2].flatten(1)))
-    scores = network.answer(asked) @ SUMMED.to(x.device)
-    return scores, network.value(torch.relu(network.critic(x[:, 0])))
+    scores: Tensor = network.answer(asked) @ SUMMED.to(x.device)
+    return scores
 
 
 def normalised(x: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from env.errors import InputError
 from env.lists import menu
 from env.scenario import Scenario, profile_hash
 from env.sets.tokens import VERSION
-from training.general.attention_policy import AttentionPolicy, GeneralPPO
+from training.general.attention_policy import AttentionPolicy
+from training.general.branched_ppo import BranchedPPO
 from training.ppo.checkpoint_writing import write
 
 
 def save_general(
-    model: GeneralPPO, path: Path, scenarios: Sequence[Scenario], evaluation: dict[str, Any]
+    model: BranchedPPO, path: Path, scenarios: Sequence[Scenario], evaluation: dict[str, Any]
 ) -> None:
     """
     Write a checkpoint that `agents.general_checkpoint` reads.
@@ -45,26 +46,23 @@ def save_general(
 
 def training_arrays(policy: AttentionPolicy) -> Arrays:
     """
-    The value's part of the network, and Adam's moments and number of steps (0 before the first).
+    Adam's moments and number of steps (0 before the first).
 
     :param policy: what is trained
     """
     arrays: Arrays = {}
     for name, parameter in policy.network.named_parameters():
-        plain = name.replace(".", "_")
-        if name.startswith(("critic", "value")):
-            arrays[plain] = parameter.detach().numpy()
         state = policy.optimizer.state.get(parameter)
         for kind, moment in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
             found = torch.zeros_like(parameter) if state is None else state[moment]
-            arrays[f"adam_{kind}_{plain}"] = found.detach().numpy()
+            arrays[f"adam_{kind}_{name.replace('.', '_')}"] = found.detach().numpy()
         arrays["adam_steps"] = np.array(0.0 if state is None else float(state["step"]), np.float32)
     return arrays
 
 
-def restore(model: GeneralPPO, path: Path) -> None:
+def restore(model: BranchedPPO, path: Path) -> None:
     """
-    Continue where a checkpoint stopped: its weights, Adam's state, its number of decisions.
+    Continue where a checkpoint stopped: its weights, Adam's state, how many lists were tried.
 
     :param model: a new one of the same widths
     :param path: what to go on from

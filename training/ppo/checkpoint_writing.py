@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 from agents.array_archive import Arrays
 from agents.checkpoint import FORMAT, METADATA_ENTRY, TRAINING_ENTRY, WEIGHTS_ENTRY
@@ -74,7 +75,7 @@ def save_checkpoint(model: PPO, path: Path, metadata: dict[str, Any]) -> None:
 
 
 def write(
-    model: PPO, path: Path, metadata: dict[str, Any], weights: Arrays, training: Arrays
+    model: BaseAlgorithm, path: Path, metadata: dict[str, Any], weights: Arrays, training: Arrays
 ) -> None:
     """
     Write a checkpoint's file, as `save_checkpoint` does, of whatever network.

@@ -151,7 +151,8 @@ class FastPPO(PPO):
     def _setup_model(self) -> None:
         super()._setup_model()
         if (
-            not self._suits()
+            not isinstance(self.policy, MaskedActorCriticPolicy)
+            or self.policy.activation_fn is not nn.ReLU
             or self.device.type != "cpu"
             or self.use_sde
             or self.clip_range_vf is not None
@@ -160,19 +161,6 @@ class FastPPO(PPO):
                 "FastPPO needs a MaskedActorCriticPolicy of ReLU layers on the CPU, "
                 "without SDE and without value clipping; train others with PPO"
             )
-
-    def _suits(self) -> bool:
-        """Whether the policy is one that `_worker` knows."""
-        policy = self.policy
-        return isinstance(policy, MaskedActorCriticPolicy) and policy.activation_fn is nn.ReLU
-
-    def _worker(self) -> ActorCritic:
-        """The policy's networks, for one thread."""
-        return ActorCritic(self.policy, ROWS_AT_ONCE)
-
-    def _trained(self) -> list[nn.Parameter]:
-        """Weights and biases, in the order of the gradients that a worker computes."""
-        return parameters(self.policy)
 
     def collect_rollouts(
         self,
@@ -196,7 +184,7 @@ class FastPPO(PPO):
             buffer.reset()
         buffer.pos, buffer.full = 0, False
         pool = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [self._worker() for _ in range(pool.size)]
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
         piece = min(ROWS_AT_ONCE, -(-env.num_envs // pool.size))
         pieces = [slice(b, b + piece) for b in range(0, env.num_envs, piece)]
 
@@ -261,9 +249,9 @@ class FastPPO(PPO):
         advantages = decisions[:, 2]
 
         pool = ThreadPool(torch.get_num_threads(), one_core)
-        networks = [self._worker() for _ in range(pool.size)]
+        networks = [ActorCritic(self.policy, ROWS_AT_ONCE) for _ in range(pool.size)]
         # Each piece of a minibatch has a gradient of its own: sums do not depend on the threads.
-        trained = self._trained()
+        trained = parameters(self.policy)
         sizes = [p.numel() for p in trained]
         n_pieces = -(-min(self.batch_size, len(observations)) // ROWS_AT_ONCE)
         gradients = torch.empty(n_pieces, sum(sizes))

@@ -20,7 +20,7 @@ from training.ppo.masked_policy import MaskedActorCriticPolicy
 from training.ppo.rollout_buffer import LeanRolloutBuffer
 from training.ppo.selection import Score
 from training.ppo.training_state import restore
-from training.recipe import Imitation, Recipe
+from training.recipe import Imitation, Recipe, Training
 
 SHARED_WITH_PPO = (
     "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "clip_range", "ent_coef", "vf_coef",
@@ -83,7 +83,7 @@ def resumed_model(
     return model
 
 
-def variation_of(recipe: Recipe) -> Variation:
+def variation_of(recipe: Training) -> Variation:
     """
     How the episodes of a recipe differ.
 
@@ -109,7 +109,7 @@ class LinearSchedule:
     :param begun: decisions before this run; Stable-Baselines3 counts them in what remains
     """
 
-    def __init__(self, recipe: Recipe, begun: int = 0):
+    def __init__(self, recipe: Training, begun: int = 0):
         self.first, self.last = recipe.learning_rate, recipe.final_learning_rate
         self.left = recipe.steps / (recipe.steps + begun)
 

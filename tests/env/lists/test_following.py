@@ -28,7 +28,7 @@ def hosts() -> np.ndarray:
 
 def chosen(hosts: np.ndarray, at_once: int, interrupts: bool) -> list[int]:
     """Who is to run."""
-    mask = first_jobs(hosts.view(np.recarray)[0], len(WORK_S), at_once, interrupts)
+    mask, _ = first_jobs(hosts.view(np.recarray)[0], len(WORK_S), at_once, 0, interrupts)
     return [job for job in range(len(WORK_S)) if mask >> job & 1]
 
 
@@ -51,6 +51,13 @@ def test_the_longest_start_first_and_who_runs_goes_on(hosts: np.ndarray) -> None
     put(hosts, 5, NOT_ARRIVED)
     assert chosen(hosts, 7, False) == [0, 1, 2, 3, 4]
     assert jobs_there(hosts.view(np.recarray)[0], len(WORK_S)) == 0b0011111
+
+
+def test_the_first_of_those_who_run_are_in_front(hosts: np.ndarray) -> None:
+    put(hosts, 2, RUNNING)
+    host = hosts.view(np.recarray)[0]
+    assert first_jobs(host, len(WORK_S), 3, 2, False) == (0b1100100, 0b1000100)
+    assert first_jobs(host, len(WORK_S), 3, 7, False) == (0b1100100, 0b1100100)
 
 
 def test_work_that_nobody_knows_might_be_long(hosts: np.ndarray) -> None:

@@ -9,27 +9,28 @@ import torch
 from env.scenario import load_scenario
 from env.simulator.machine import Variation
 from training.general.attention_policy import AttentionPolicy
+from training.general.branched_ppo import BranchedPPO
+from training.general.branching import Explorer
 from training.general.fitting import Fitting, fitting_device
-from training.general.general_run import new_model
-from training.general.mixed_env import MixedVecEnv
 from training.general.setups import common_layout, drawn_scenarios, setups_of
-from training.recipe import load_recipe
+from training.recipe import GeneralRecipe, any_recipe
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def environments() -> MixedVecEnv:
+def explorer() -> Explorer:
     """Machines of several sizes."""
     scenarios = [load_scenario("cca-2025"), *drawn_scenarios("training", 0, 7)]
-    layout = common_layout(scenarios)
-    return MixedVecEnv(setups_of(scenarios, layout, Variation()), 24, seed=1)
+    return Explorer(setups_of(scenarios, common_layout(scenarios), Variation()), 0.0, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def policy(environments: MixedVecEnv) -> AttentionPolicy:
+def policy(explorer: Explorer) -> AttentionPolicy:
     """One whose every weight counts."""
-    policy = new_model(load_recipe("general"), environments, 0).policy
+    recipe = any_recipe("general")
+    assert isinstance(recipe, GeneralRecipe)
+    policy = BranchedPPO(explorer=explorer, recipe=recipe, device="cpu", seed=0).policy
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -37,30 +38,26 @@ def policy(environments: MixedVecEnv) -> AttentionPolicy:
 
 
 @pytest.fixture(scope="module")
-def observations(environments: MixedVecEnv) -> torch.Tensor:
-    """Some steps of luck into their episodes."""
+def observations(explorer: Explorer) -> torch.Tensor:
+    """Some lists of luck into their episodes."""
     rng = np.random.default_rng(3)
-    seen = environments.reset()
-    for _ in range(6):
-        legal = environments.machines.legal
-        lists = (rng.random(legal.shape) * legal).argmax(1)
-        seen = environments.step(lists)[0]
-    return torch.from_numpy(seen.copy())
+    machines = explorer.begin(np.arange(24) % 8)
+    for _ in range(3):
+        legal = machines.legal
+        explorer.follow(machines, (rng.random(legal.shape) * legal).argmax(1), to_the_end=False)
+    return torch.from_numpy(explorer.observe(machines))
 
 
 def test_padded_sets_come_to_the_same(policy: AttentionPolicy, observations: torch.Tensor) -> None:
-    """What a GPU does is held to what the CPU does: scores, values, and every weight's slope."""
+    """What a GPU does is held to what the CPU does: scores, and every weight's slope."""
     rows = torch.arange(len(observations))
-    ours, our_values = Fitting(policy, observations, CPU, padded=False).scores(rows)
+    ours = Fitting(policy, observations, CPU, padded=False).scores(rows)
     padded = Fitting(policy, observations, CPU, padded=True)
-    theirs, their_values = padded.scores(rows)
+    theirs = padded.scores(rows)
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(their_values, our_values, atol=1e-4, rtol=1e-4)
     slopes = torch.randn(ours.shape, generator=torch.Generator().manual_seed(5))
-    own = torch.autograd.grad(
-        (ours * slopes).sum() + our_values.sum(), list(policy.network.parameters())
-    )
-    other = torch.autograd.grad((theirs * slopes).sum() + their_values.sum(), padded.trained)
+    own = torch.autograd.grad((ours * slopes).sum(), list(policy.network.parameters()))
+    other = torch.autograd.grad((theirs * slopes).sum(), padded.trained)
     names = [name for name, _ in policy.network.named_parameters()]
     for name, one, slope in zip(names, own, other, strict=True):
         if name == "biases.0":  # of the last layer only host and memcached are read
@@ -85,10 +82,9 @@ def test_with_padded_sets_the_policy_learns_when_it_is_told(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_comes_to_the_same(policy: AttentionPolicy, observations: torch.Tensor) -> None:
     rows = torch.arange(len(observations))
-    ours, our_values = Fitting(policy, observations, CPU, padded=False).scores(rows)
-    theirs, their_values = Fitting(policy, observations, fitting_device(), True).scores(rows)
+    ours = Fitting(policy, observations, CPU, padded=False).scores(rows)
+    theirs = Fitting(policy, observations, fitting_device(), True).scores(rows)
     torch.testing.assert_close(theirs.cpu(), ours, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(their_values.cpu(), our_values, atol=1e-3, rtol=1e-3)
 
 
 def test_threads_share_a_minibatch(policy: AttentionPolicy, observations: torch.Tensor) -> None:
@@ -96,13 +92,12 @@ def test_threads_share_a_minibatch(policy: AttentionPolicy, observations: torch.
     rows = torch.arange(len(observations)).repeat(9)[:200]  # four pieces, the last one smaller
     weights = torch.rand(len(observations))
 
-    def loss(
-        some: torch.Tensor, scores: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return weights[some] * (values - scores.gather(1, some[:, None] % 3)[:, 0]), values
+    def loss(some: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = scores.gather(1, some[:, None] % 3)[:, 0]
+        return weights[some] * own.square(), own
 
     fitting = Fitting(policy, observations, CPU, padded=False)
-    costs, values = loss(rows, *fitting.scores(rows))
+    costs, told_of_each = loss(rows, fitting.scores(rows))
     expected = torch.autograd.grad(costs.mean(), fitting.trained)
     before = torch.get_num_threads()
     gradients = []
@@ -111,7 +106,7 @@ def test_threads_share_a_minibatch(policy: AttentionPolicy, observations: torch.
         fitting = Fitting(policy, observations, CPU, padded=False)
         torch.set_num_threads(before)
         told = fitting.differentiate(rows, loss)
-        torch.testing.assert_close(told, values.mean().detach())
+        torch.testing.assert_close(told, told_of_each.mean().detach())
         gradients.append([weight.grad for weight in fitting.trained])
     for one, other, whole in zip(*gradients, expected, strict=True):
         assert one is not None

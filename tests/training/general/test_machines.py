@@ -14,7 +14,6 @@ from training.general.machines import (
     VIOLATION_PRICE,
     Machines,
     figure_s,
-    no_terms,
 )
 from training.general.setups import common_layout, drawn_scenarios, setups_of
 
@@ -30,7 +29,7 @@ def played(scenarios: list[Scenario], which: list[int]) -> tuple[Machines, Machi
         begun.begin(index, number, 100 + number, np.random.default_rng(number))
     after = begun.chosen(slice(None))
     lists = begun.tables.baselines[begun.playing]
-    after.follow(slice(None), lists, no_terms(len(which)), to_the_end=True)
+    after.follow(slice(None), lists, to_the_end=True)
     return begun, after
 
 
@@ -45,7 +44,7 @@ def test_among_others_a_machine_comes_to_what_it_does_alone() -> None:
         setups = setups_of(pair, common_layout(pair), Variation())
         alone = Machines(setups, 1)
         alone.begin(0, 0, 100 + number, np.random.default_rng(number))
-        alone.follow(slice(None), alone.tables.baselines[:1], no_terms(1), to_the_end=True)
+        alone.follow(slice(None), alone.tables.baselines[:1], to_the_end=True)
         for field in ("now_s", "end_s", "violations", "decisions", "actuations"):
             assert np.array_equal(alone.hosts[field][0], mixed.hosts[field][number]), field
 

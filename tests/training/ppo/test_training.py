@@ -25,7 +25,7 @@ from training.ppo.adam import Adam
 from training.ppo.callbacks import EpisodeLog
 from training.ppo.selection import ACCEPTED_VARIED_RATIO, SELECTION_ENTROPY, run_selection, score
 from training.ppo.training_run import new_model, resumed_model, train
-from training.recipe import RECIPE_FOLDER, load_recipe
+from training.recipe import RECIPE_FOLDER, any_recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = load_recipe("default").model_copy(
@@ -271,25 +271,28 @@ BEST = (RECIPE_FOLDER / "best.yaml").read_text()
             "imitation.search_evaluations: ",
         ),
         (
-            lambda text: GENERAL.replace("branching:", "imitation:"),
-            "imitation.traces: unknown field",
+            lambda text: GENERAL.replace("prices:", "imitation:"),
+            "imitation: unknown field; allowed are steps, .* in prices episodes, lists,",
         ),
+        (lambda text: GENERAL.replace("  epochs: 20\n", ""), "prices.epochs: "),
         (
             lambda text: text + "scenarios: [cca-2025]\n",
-            "scenarios: go with a network, and a network with scenarios",
+            "n_envs: unknown field; allowed are .* scenarios_share, ",
         ),
-        (
-            lambda text: GENERAL + BEST[BEST.index("imitation:") : BEST.index("physics:")],
-            "imitation: not allowed with scenarios, which go with branching",
-        ),
+        (lambda text: text + "prices: {}\n", "prices: unknown field; .* in imitation "),
     ],
 )
 def test_a_recipe_that_is_none_is_named_in_one_line(change, says, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(change((RECIPE_FOLDER / "default.yaml").read_text()))
     with pytest.raises(InputError, match=says) as fault:
-        load_recipe(path)
+        any_recipe(path)
     assert "\n" not in str(fault.value)
+
+
+def test_who_trains_on_one_scenario_refuses_a_recipe_for_any():
+    with pytest.raises(InputError, match="general: for any scenario; allowed is a recipe for one"):
+        load_recipe("general")
 
 
 @pytest.mark.parametrize(
