@@ -127,23 +127,38 @@ def run(
         with steered(parts, settings, guardian, leave_jobs, spool, pods) as steering:
             machine = steering.machine
             _settle_memory()
-            Loop(machine, policy, parts.recorder, stop, samplers).run()
+            loop = Loop(machine, policy, parts.recorder, stop, samplers)
+            loop.run()
             for log in logs:
                 log.finish(time.monotonic(), machine.telemetry().service.requests)
-            steering.conclude = partial(_report, settings, policy.name, steering, stop, open_end)
+            steering.conclude = partial(
+                _report, settings, policy.name, loop.cpu_pct, steering, stop, open_end
+            )
         # What a pod ends in is its owner's matter.
         ended = parts.state.jobs.values() if pods is None else ()
         return _exit_code(ended, stop, steering.faults)
 
 
 def _report(
-    settings: Settings, policy: str, steering: Steering, stop: StopRequest, open_end: bool
+    settings: Settings,
+    policy: str,
+    cpu_pct: float,
+    steering: Steering,
+    stop: StopRequest,
+    open_end: bool,
 ) -> None:
     from deploy.loop.outcome import write_report  # late: drawing it takes memory
 
     machine, restored, stopped = steering.machine, steering.restored, stop.number != 0
     write_report(
-        settings.report, policy, machine, restored, stopped, settings.illustrated, open_end
+        settings.report,
+        policy,
+        machine,
+        restored,
+        stopped,
+        settings.illustrated,
+        cpu_pct,
+        open_end,
     )
 
 

@@ -7,6 +7,7 @@ the policy.
 
 import math
 import signal
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -199,6 +200,8 @@ class Loop:
         self._samplers = samplers
         self._sampled_s = -math.inf
         self._scenario = machine.scenario
+        self.cpu_pct = 0.0
+        """CPU use of this process while it has decided [% of one vCPU]."""
         machine.watch(policy.probe_window_s)
 
     def run(self) -> None:
@@ -212,8 +215,11 @@ class Loop:
                     self._sample(self.machine.telemetry())
                 if self._stop.number:
                     break
+            used_s, began_s = time.process_time(), time.monotonic()
             while not (self.machine.over or self._stop.number):
                 self.step()
+            used_s, took_s = time.process_time() - used_s, time.monotonic() - began_s
+            self.cpu_pct = 100.0 * used_s / max(took_s, 1e-3)
             self._sample(self.machine.telemetry())
         finally:
             standing.step_back()

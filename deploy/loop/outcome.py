@@ -1,11 +1,7 @@
 """How a deployment has ended, for its report: figures that only the loop itself knows."""
 
-import os
-import resource
-import time
 from pathlib import Path
 
-from deploy.linux import service_process
 from deploy.loop.live_machine import LiveMachine
 from deploy.records import run_report
 from deploy.records.mcperf import Row
@@ -20,6 +16,7 @@ def write_report(
     restored: bool,
     stopped: bool,
     illustrated: bool,
+    cpu_pct: float,
     open_end: bool = False,
 ) -> None:
     """
@@ -33,6 +30,7 @@ def write_report(
     :param restored: whether it is as it was found, but for memcached's precedence, which goes last
     :param stopped: whether the run was ended before its jobs were done
     :param illustrated: whether to predict, to draw pictures and a page, which takes seconds
+    :param cpu_pct: CPU use of this process while it decided [% of one vCPU]
     :param open_end: whether jobs came one by one, as from a queue
     """
     state, lasted_s = machine.actuator.state, machine.now_s
@@ -49,11 +47,10 @@ def write_report(
         for name, record in state.jobs.items()
         if name in machine.actuator.jobs
     }
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     cost = run_report.LoopCost(
         1e3 * machine.scenario.control.period_s,
         machine.overruns,
-        100.0 * (usage.ru_utime + usage.ru_stime) / _alive_s(),
+        cpu_pct,
         _largest_mib(),
     )
     outcome = run_report.Outcome(
@@ -84,10 +81,3 @@ def _largest_mib() -> float:
     """The most memory this process has held; `ru_maxrss` would count whoever started it, too."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def _alive_s() -> float:
-    """How long ago this process began: a run that was resumed is older."""
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    begun_s = service_process.identify(os.getpid()).started * tick_s
-    return max(tick_s, time.clock_gettime(time.CLOCK_BOOTTIME) - begun_s)

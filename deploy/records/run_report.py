@@ -105,7 +105,8 @@ class LoopCost:
 
     :param period_ms: polling period [ms]
     :param overruns: polls that came late
-    :param cpu_pct: CPU use of the process since it began [% of one vCPU]
+    :param cpu_pct: CPU use of the process while it decided [% of one vCPU]; its start, the making
+        of the jobs' containers and the putting right are not in it
     :param rss_mib: the most memory that was resident [MiB]
     """
 

@@ -142,6 +142,7 @@ def test_a_probed_run_shorter_than_an_interval_has_latency_to_report(
     assert len(report["p95_us"]) == 1
     assert report["p95_us"][0] > 0.0
     assert report["reaction_ms"] == {"p50": None, "p99": None}
+    assert 0.1 < report["loop"]["cpu_pct"] < 50.0
     decided = read_policy(run.report)
     assert decided.source == str(groups_file) and decided.unchanged
 

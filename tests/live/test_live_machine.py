@@ -137,11 +137,16 @@ def test_readings_are_kept_while_jobs_are_made_and_a_stop_ends_that(scenario_fil
         policy.reset(machine.scenario)
 
         def sample(telemetry, allocation):
+            burnt_until_s = time.process_time() + 0.1
+            while time.process_time() < burnt_until_s:
+                pass
             seen.append(telemetry.time_s)
             stop.number = 15
 
-        Loop(machine, policy, recorder, stop, [sample]).run()
+        loop = Loop(machine, policy, recorder, stop, [sample])
+        loop.run()
         assert len(seen) == 2  # the first poll, and the end
+        assert loop.cpu_pct < 10.0  # of the time in which it decided, which is none
         assert sensor.polls_left == 97
 
 

@@ -270,9 +270,8 @@ def test_malformed_output_of_the_load_is_said_in_one_line_and_the_rest_is_writte
         for i in (0, 1)
     ]
     (tmp_path / LOAD_FILE).write_text("\n".join([mcperf.HEADER, *rows, bad, ""]))
-    write_report(
-        tmp_path, "threshold-groups", ended_machine(scenario, 0.02, {}, {}), True, True, False
-    )
+    machine = ended_machine(scenario, 0.02, {}, {})
+    write_report(tmp_path, "threshold-groups", machine, True, True, False, 1.5)
     written = run_report.read_report(tmp_path)
     assert [row.p95_us for row in run_report.read_intervals(tmp_path)] == [100.0, 100.0]
     assert written["policy"] == "threshold-groups"
@@ -286,7 +285,7 @@ def test_a_log_without_a_start_costs_the_latency_not_the_report(
     Recorder(tmp_path, scenario, time.monotonic()).close()
     (tmp_path / LOAD_FILE).write_text(mcperf.HEADER + "\n")
     (tmp_path / EVENTS_FILE).write_text("when start scheduler\n")
-    write_report(tmp_path, "static", ended_machine(scenario, 0.02, {}, {}), True, True, False)
+    write_report(tmp_path, "static", ended_machine(scenario, 0.02, {}, {}), True, True, False, 1.5)
     assert run_report.read_report(tmp_path)["policy"] == "static"
     assert len(capfd.readouterr().err.splitlines()) == 1
 
@@ -325,20 +324,10 @@ def test_retries_follow_the_first_attempt_and_a_pause_under_way_counts(
     jobs = {name: JobRun(by_name[name], record, None) for name, record in records.items()}
     jobs["vips"]._paused_at_s = 25.0
     machine = ended_machine(scenario, 30.0, jobs, records)
-    write_report(tmp_path, "threshold-groups", machine, True, True, False)
+    write_report(tmp_path, "threshold-groups", machine, True, True, False, 1.5)
     written = run_report.read_report(tmp_path)["jobs"]
     assert [written[name]["retries"] for name in records] == [3, 0, 0]
     assert [written[name]["paused_s"] for name in records] == [0.0, 7.0, 0.0]
-
-
-def test_a_resumed_loops_cpu_time_is_spread_over_its_own_life(
-    tmp_path: Path, scenario: Scenario
-) -> None:
-    Recorder(tmp_path, scenario, time.monotonic()).close()
-    machine = ended_machine(scenario, 1e7, {}, {})
-    write_report(tmp_path, "threshold-groups", machine, True, True, False)
-    # This process has been busy for a good part of its life, the run began long before.
-    assert run_report.read_report(tmp_path)["loop"]["cpu_pct"] > 1.0
 
 
 def test_the_page_holds_everything_and_runs_nothing(reported: Path) -> None:
