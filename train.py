@@ -139,8 +139,8 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     if arguments.out:
         return Path(arguments.out)
     recipe = arguments.recipe or default_recipe(arguments)
-    one = not isinstance(any_recipe(recipe), GeneralRecipe)
-    scenario = arguments.scenario or ("cca-2025" if one else "")
+    for_any = isinstance(any_recipe(recipe), GeneralRecipe)
+    scenario = arguments.scenario or ("" if for_any else "cca-2025")
     names = [load_scenario(scenario).name] if scenario else []
     return Path("runs", "-".join([*names, Path(recipe).stem, str(arguments.seed)]))
 

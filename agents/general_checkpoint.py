@@ -50,7 +50,7 @@ class GeneralCheckpoint:
 
     def warn(self, scenario: Scenario) -> None:
         """
-        Nothing: the network runs any scenario.
+        There is nothing to warn of: the network runs any scenario.
 
         :param scenario: what it is to run
         """

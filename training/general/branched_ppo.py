@@ -75,9 +75,11 @@ class BranchedPPO(BaseAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self._rng = np.random.default_rng([self.seed or 0, 1])
-        self.policy = self.policy_class(
+        policy = self.policy_class(
             self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs
-        )  # type: ignore[assignment]
+        )
+        assert isinstance(policy, AttentionPolicy)
+        self.policy = policy
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "explorer", "recipe", "_rng"]

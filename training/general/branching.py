@@ -65,6 +65,11 @@ def together(some: list[Branches]) -> Branches:
     )
 
 
+def _cut(count: int, size: int) -> list[slice]:
+    """Pieces of at most so many that cover 0 to `count`."""
+    return [slice(at, at + size) for at in range(0, count, size)]
+
+
 class Explorer:
     """
     Plays setups and tries lists from what it meets.
@@ -126,9 +131,10 @@ class Explorer:
         :param lists: int64[B]
         :param to_the_end: see `Machines.follow`
         """
-        starts = range(0, len(machines), MACHINES_AT_ONCE)
-        pieces = [slice(start, start + MACHINES_AT_ONCE) for start in starts]
-        self._pool.share(lambda some: machines.follow(some, lists[some], to_the_end), pieces)
+        self._pool.share(
+            lambda some: machines.follow(some, lists[some], to_the_end),
+            _cut(len(machines), MACHINES_AT_ONCE),
+        )
 
     def follow_policy(self, machines: Machines, policy: AttentionPolicy) -> None:
         """
@@ -137,19 +143,10 @@ class Explorer:
         :param machines: the machines
         :param policy: that chooses
         """
-
-        def play(some: slice) -> None:
-            ended = machines.ended[some]
-            observations = np.zeros((len(ended), self.layout.size), np.float32)
-            lists = np.zeros(len(ended), np.int64)
-            while (going := ended == 0).any():
-                machines.observe(some, observations)
-                lists[going] = policy.best(observations[going])
-                machines.follow(some, lists)
-
-        starts = range(0, len(machines), PLAYED_AT_ONCE)
         with one_core_each():
-            self._pool.share(play, [slice(start, start + PLAYED_AT_ONCE) for start in starts])
+            self._pool.share(
+                lambda some: machines.play(some, policy.best), _cut(len(machines), PLAYED_AT_ONCE)
+            )
 
     def branch(
         self,
@@ -165,8 +162,7 @@ class Explorer:
         :param policy: that goes on from the next event; without one a list is followed to the end
         """
         prices = np.empty(lists.shape, np.float32)
-        step = max(1, COPIES // lists.shape[1])
-        for some in (slice(at, at + step) for at in range(0, len(machines), step)):
+        for some in _cut(len(machines), max(1, COPIES // lists.shape[1])):
             begun = machines.chosen(np.repeat(np.arange(len(machines))[some], lists.shape[1]))
             copies = begun.chosen(slice(None))
             self.follow(copies, lists[some].ravel(), to_the_end=policy is None)

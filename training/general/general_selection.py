@@ -30,10 +30,7 @@ def run_selection(
     everything = slice(None)
     lists = machines.tables.baselines[machines.playing]
     baselines.follow(everything, lists, to_the_end=True)
-    observations = np.zeros((len(machines), machines.layout.size), np.float32)
-    while (machines.ended == 0).any():
-        machines.observe(everything, observations)
-        machines.follow(everything, policy.best(observations))
+    machines.play(everything, policy.best)
     summaries: list[list[dict[str, Any]]] = [[] for _ in setups]
     for index in range(len(machines)):
         scenario, summary = machines.setup(index).scenario, machines.summary(index)

@@ -8,7 +8,7 @@ call plays machines of different scenarios.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,6 +201,25 @@ class Machines:
             self.hosts[some], self.playing[some], self.tables.rows, self.targets[some],
             *self.tables.to_follow, lists, to_the_end, np.zeros(len(TERMS)), self.ended[some],
         )  # fmt: skip
+
+    def play(
+        self,
+        some: slice,
+        choose: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.int64]],
+    ) -> None:
+        """
+        Have some machines follow what is chosen at each event, to the end of their episodes.
+
+        :param some: which machines
+        :param choose: of float32[n, size], what n of them show, the lists int64[n]
+        """
+        ended = self.ended[some]
+        observations = np.zeros((len(ended), self.layout.size), np.float32)
+        lists = np.zeros(len(ended), np.int64)
+        while (going := ended == 0).any():
+            self.observe(some, observations)
+            lists[going] = choose(observations[going])
+            self.follow(some, lists)
 
     def prices(self, before: "Machines") -> npt.NDArray[np.float64]:
         """

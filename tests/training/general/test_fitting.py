@@ -8,12 +8,11 @@ import torch
 
 from env.scenario import load_scenario
 from env.simulator.machine import Variation
+from tests.training.general.fresh_model import fresh
 from training.general.attention_policy import AttentionPolicy
-from training.general.branched_ppo import BranchedPPO
 from training.general.branching import Explorer
 from training.general.fitting import Fitting, fitting_device
 from training.general.setups import common_layout, drawn_scenarios, setups_of
-from training.recipe import GeneralRecipe, any_recipe
 
 CPU = torch.device("cpu")
 
@@ -28,9 +27,7 @@ def explorer() -> Explorer:
 @pytest.fixture(scope="module")
 def policy(explorer: Explorer) -> AttentionPolicy:
     """One whose every weight counts."""
-    recipe = any_recipe("general")
-    assert isinstance(recipe, GeneralRecipe)
-    policy = BranchedPPO(explorer=explorer, recipe=recipe, device="cpu", seed=0).policy
+    policy = fresh(explorer).policy
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
