@@ -301,6 +301,7 @@ def test_who_trains_on_one_scenario_refuses_a_recipe_for_any():
         (["--scenario", "nowhere"], "nowhere"),
         (["--recipe", "nowhere"], "cannot be read as a recipe: no such file"),
         (["--steps", "0"], "--steps"),
+        (["--recipe", "general", "--fast"], "--fast: for a recipe of one scenario only"),
         (["--env", "vmm"], "--env"),
         (["--resume", "nowhere.zip"], "no such checkpoint"),
     ],
