@@ -201,7 +201,7 @@ class Loop:
         self._sampled_s = -math.inf
         self._scenario = machine.scenario
         self.cpu_pct = 0.0
-        """CPU use of this process while it has decided [% of one vCPU]."""
+        """CPU use of this process while it has decided [% of one vCPU]; 0 if it never has."""
         machine.watch(policy.probe_window_s)
 
     def run(self) -> None:
@@ -218,8 +218,8 @@ class Loop:
             used_s, began_s = time.process_time(), time.monotonic()
             while not (self.machine.over or self._stop.number):
                 self.step()
-            used_s, took_s = time.process_time() - used_s, time.monotonic() - began_s
-            self.cpu_pct = 100.0 * used_s / max(took_s, 1e-3)
+                took_s = time.monotonic() - began_s
+                self.cpu_pct = 100.0 * (time.process_time() - used_s) / took_s
             self._sample(self.machine.telemetry())
         finally:
             standing.step_back()
