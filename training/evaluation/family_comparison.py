@@ -189,7 +189,7 @@ def policy_entry(
     jcts: list[float] = []
     scenarios: list[dict[str, Any]] = []
     for index, arrive in enumerate(arrivals):
-        figure = _mean_jct_s if arrive else _makespan_s
+        figure = partial(counted_s, arrive=arrive)
         best = best_safe(own[index], [of[index] for of in rules.values()], figure)
         ratio = None if best is None else figure(own[index]) / best
         if ratio is not None:
@@ -202,7 +202,7 @@ def policy_entry(
                 "jobs": len(drawn.jobs),
                 "arrivals": arrive,
                 "ratio": ratio,
-                "violation_ratio": _violations(own[index]),
+                "violation_ratio": mean_violations(own[index]),
             }
         )
     flat = [run for of in own for run in of]
@@ -245,7 +245,7 @@ def search_ratio(
     :param arrivals: in which scenarios jobs arrive, so that their mean completion time counts
     """
     ratios = [
-        (run.mean_jct_s if arrive else run.makespan_s) / best
+        counted_s([run], arrive) / best
         for of, found, arrive in zip(own, searched, arrivals, strict=True)
         for run, best in zip(of, found, strict=True)
         if math.isfinite(best)
@@ -262,8 +262,8 @@ def best_safe(own: Sequence[Run], rules: Sequence[Sequence[Run]], figure: Any) -
     :param figure: of some runs, the smaller the better
     :return: None if no rule is as safe
     """
-    limit = _violations(own) + 1e-12
-    safe = [of for of in rules if all(run.completed for run in of) and _violations(of) <= limit]
+    limit = mean_violations(own) + 1e-12
+    safe = [of for of in rules if all(run.completed for run in of) and mean_violations(of) <= limit]
     return min((figure(of) for of in safe), default=None)
 
 
@@ -284,16 +284,23 @@ def geometric_mean(ratios: Sequence[float]) -> dict[str, Any]:
     return {"geomean": math.exp(mean), "ci95": interval}
 
 
-def _violations(runs: Sequence[Run]) -> float:
+def mean_violations(runs: Sequence[Run]) -> float:
+    """
+    The mean share of intervals violated.
+
+    :param runs: on one scenario
+    """
     return float(np.mean([run.violation_ratio for run in runs]))
 
 
-def _makespan_s(runs: Sequence[Run]) -> float:
-    return float(np.mean([run.makespan_s for run in runs]))
+def counted_s(runs: Sequence[Run], arrive: bool) -> float:
+    """
+    What counts: the mean makespan, or where jobs arrive their mean completion time [s].
 
-
-def _mean_jct_s(runs: Sequence[Run]) -> float:
-    return float(np.mean([run.mean_jct_s for run in runs]))
+    :param runs: on one scenario
+    :param arrive: whether its jobs arrive
+    """
+    return float(np.mean([run.mean_jct_s if arrive else run.makespan_s for run in runs]))
 
 
 def _has(field: str, least: int, most: int, scenario: dict[str, Any]) -> bool:

@@ -70,7 +70,6 @@ def train_general(
         print(f"interrupted at {model.num_timesteps} lists; saving {folder / 'last.zip'}")
     evaluation.init_callback(model)
     evaluation.evaluate()
-    model.logger.dump(model.num_timesteps)
     assert evaluation.best is not None
     return evaluation.best
 
@@ -182,6 +181,7 @@ class GeneralEvaluation(BaseCallback):
         )
         for name, value in found.items():
             self.logger.record(f"selection/{name}", value)
+        self.logger.dump(self.num_timesteps)
         save_general(model, self.folder / "last.zip", self.named, written)
         # Who leaves jobs undone is no choice, however fast elsewhere.
         if self.best is None or rank(found) < rank(self.best):
