@@ -59,10 +59,6 @@ from env.allocation import Weight
 from env.errors import InputError, os_reason
 from env.scenario import Scenario
 
-LARGEST_RATIO, LARGEST_RISE = 1.5, 0.3
-"""What background work may make of memcached's run delay [s per CPU second], and add to it; work of
-memcached's own weight adds 0.5 to 1."""
-
 LATENESS_LIMIT_MS = 5.0
 
 
@@ -267,12 +263,11 @@ def _background(
     if isinstance(delay, Finding):
         yield delay
     else:
-        yields = delay.beside < LARGEST_RATIO * delay.alone + LARGEST_RISE
         yield Finding(
-            OK if yields else WARNING,
+            OK if delay.small else WARNING,
             "memcached's run delay",
             f"{delay.alone:.2f} s per CPU second alone, {delay.beside:.2f} beside background work"
-            + ("" if yields else ": it does not yield enough, or others use these vCPUs"),
+            + ("" if delay.small else ": it does not yield enough, or others use these vCPUs"),
         )
 
 

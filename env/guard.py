@@ -215,10 +215,11 @@ def climb(control):
         factor = 2.0 ** (1.0 - (control.now_s - free_s) / again_s)
         control.guard_back_off = min(max(control.guard_back_off * factor, 1.0), MOST_BACK_OFF)
         control.guard_lowered_s = control.guard_acted_s
+    before = control.guard_level
     control.guard_level += 1
     while leaves_nothing(control):
         control.guard_level += 1
-    control.guard_steps += 1
+    control.guard_steps += control.guard_level - before
     control.guard_hot_s = control.now_s
     if control.guard_level == PAUSED_ALL or not kept_already(control):
         act(control)

@@ -42,12 +42,22 @@ while os.read(0, 1):
 """Works from one byte to the next, and ends with whoever holds the pipe, however that ends."""
 
 
+LARGEST_RATIO, LARGEST_RISE = 1.5, 0.3
+"""What background work may make of memcached's run delay, or add to it [s per CPU second]; work of
+memcached's own weight adds 0.5 to 1."""
+
+
 @dataclass(frozen=True)
 class RunDelay:
     """memcached's run delay [s per CPU second] alone, and beside background work."""
 
     alone: float
     beside: float
+
+    @property
+    def small(self) -> bool:
+        """Whether background work yields: beside it memcached hardly waits longer."""
+        return self.beside < max(LARGEST_RATIO * self.alone, self.alone + LARGEST_RISE)
 
 
 def run_delay(who: Identity, address: tuple[str, int], group: JobGroup | None) -> RunDelay:

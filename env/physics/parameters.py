@@ -75,7 +75,8 @@ CONTAINER_START_S = column(HOST_FIELDS, "container_start_s")
 MIGRATION_COST_S = column(HOST_FIELDS, "migration_cost_s")
 # [s] Work that a job loses to cold caches after a pause.
 RESUME_COST_S = column(HOST_FIELDS, "resume_cost_s")
-# Relative standard deviation of a CPU or request reading, on top of counting noise.
+# Relative standard deviation of a polling window's CPU or request reading, on top of counting
+# noise.
 SENSOR_NOISE = column(HOST_FIELDS, "sensor_noise")
 # [1/s] How often the clients stop sending for a moment, and then catch up.
 STALLS_PER_S = column(HOST_FIELDS, "stalls_per_s")

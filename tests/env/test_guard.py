@@ -394,6 +394,7 @@ def test_levels_that_leave_the_jobs_nothing_are_passed_at_once() -> None:
     """So that the trial begins when the jobs stop."""
     control = guarded(TWO_VCPUS)
     assert set(polls(control, 1.0, 0.5)) == {0, REFUGE, PAUSED_ALL}
+    assert control.guard_steps == PAUSED_ALL  # those that are skipped were climbed, too
 
 
 def test_levels_that_leave_the_jobs_nothing_are_given_back_at_once() -> None:

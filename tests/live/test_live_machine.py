@@ -50,6 +50,18 @@ class Scripted:
         return len(self._rates)
 
 
+class Delayed(Scripted):
+    """memcached uses 0.8 vCPUs, and its threads wait `delay` s a CPU second for them."""
+
+    delay = 0.06
+
+    def receive(self, now_s, patience_s):
+        super().receive(now_s, patience_s)
+        used_s = 0.8 * (now_s - self.cpu.time_s)
+        waited_s = self.cpu.run_delay_s + used_s * self.delay
+        self.cpu = Cpu(now_s, self.cpu.cpu_s + used_s, waited_s)
+
+
 class Hypervisor:
     """Says how much was stolen of each vCPU, shares of the time since the machine is watched."""
 
@@ -194,6 +206,34 @@ def test_the_guard_is_told_what_is_stolen_of_memcacheds_vcpus(scenario_file, tmp
         machine.advance(machine.polled_s + 0.2)
         stolen.append(machine.sense().stolen_lately)
     assert 0.2 < statistics.median(stolen[3:]) < 0.4
+    vcpus.close()
+    recorder.close()
+
+
+def test_without_a_probe_the_guard_climbs_by_memcacheds_run_delay(scenario_file, tmp_path):
+    """And what disturbed it is not taken for its calm: the second time it climbs as well."""
+    scenario = load_scenario(scenario_file()).with_changes(load={"interval_s": 2.0})
+    state = State("delay", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor, vcpus = Delayed(*[None] * 4000), VcpuClock(2, None)
+    vcpus.stolen.close()
+    vcpus.stolen = Hypervisor(0.0, 0.0)
+    machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+    machine.poll()
+    shared = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
+    machine.apply(Allocation((0,), {"dedup": shared}))
+    for _ in range(2):
+        sensor.delay = 0.06
+        machine.advance(machine.polled_s + 0.5)
+        assert machine.guard_level == 0
+        reached, until_s = 0, machine.polled_s + 0.5
+        while machine.guard_level or machine.polled_s < until_s:
+            shares = machine.guard_level < ALONE and machine.polled_s < until_s
+            sensor.delay = 1.0 if shares else 0.06
+            machine.advance(machine.polled_s)
+            reached = max(reached, machine.guard_level)
+            assert machine.polled_s < until_s + 20.0
+        assert reached >= ALONE
     vcpus.close()
     recorder.close()
 

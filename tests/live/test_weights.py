@@ -21,7 +21,7 @@ from deploy.jobs import gate, placement
 from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.placement import GroupPlacement, TaskPlacement
 from deploy.jobs.runtimes import Attempt
-from deploy.jobs.yielding import SPIN, run_delay
+from deploy.jobs.yielding import SPIN, RunDelay, run_delay
 from deploy.linux.cgroups import (
     DEFAULT_WEIGHT,
     IDLE_FILE,
@@ -188,6 +188,25 @@ def test_the_check_names_the_mechanism_and_measures_that_memcached_need_not_wait
     )
     assert os.sched_getaffinity(0) == before
     assert not list(job.weight_file.parent.parent.glob("coretide-check-*"))
+
+
+@pytest.mark.parametrize(
+    ("delay", "verdict"),
+    [
+        (RunDelay(0.06, 0.07), check.OK),
+        (RunDelay(0.06, 0.3), check.OK),  # a disturbance, on a vCPU that is hardly used
+        (RunDelay(1.2, 1.7), check.OK),
+        (RunDelay(0.06, 0.6), check.WARNING),
+        (RunDelay(0.4, 0.9), check.WARNING),  # what work of memcached's weight adds at least
+    ],
+)
+def test_the_check_warns_where_background_work_keeps_memcached_waiting(
+    monkeypatch, tmp_path, delay, verdict
+):
+    monkeypatch.setattr(check, "run_delay", lambda *_: delay)
+    settings = Settings("127.0.0.1", 11211, "process", None, False, tmp_path, tmp_path)
+    found = check_finds(settings, (identify(os.getpid()),), None)
+    assert found["memcached's run delay"].verdict == verdict
 
 
 @pytest.mark.survival

@@ -350,7 +350,7 @@ def _host(scenario: Scenario, base: Profile, actuation: pd.DataFrame) -> dict[st
     fast_s = float(seen.loc[fast, "median_s"].max())
     measured("fast_latency_s", fast_s, 0.7, "cpuset file, affinity of all threads")
     noise = float(seen.loc[("service", "sensor_noise"), "median_s"])
-    measured("sensor_noise", noise, 0.5, "CPU over 1 s")
+    measured("sensor_noise", noise, 0.5, "CPU over a polling window")
     for action, field in (("move", "migration_cost_s"), ("resume", "resume_cost_s")):
         if ("work", action) in seen.index:
             cost_s = float(seen.loc[("work", action), "median_s"])

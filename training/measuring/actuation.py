@@ -6,9 +6,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import median
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from training.measuring.testbed import Testbed, require_running, sleep_until
 STARTS = 10
 CHANGES = 5  # of each kind per start
 READINGS = 60
-NOISE_WINDOW_S = 0.25
-NOISE_WINDOWS = 12
+NOISE_WINDOWS = 120
 SETTLE_S = 0.5
+DEVIATIONS = 1.4826
+"""A normal distribution's standard deviation over its median absolute deviation."""
+
 ACTUATED = Job(
     name="actuated", image=STRESS_IMAGE, command=SOURCES["cpu"], threads=(1,), memory_mib=64
 )
@@ -146,28 +148,48 @@ def time_service(testbed: Testbed, server: Memcached, watch: Stopwatch) -> None:
 
 
 def sensor_noise(
-    testbed: Testbed, server: Memcached, cores: tuple[int, ...], load_qps: float
+    testbed: Testbed,
+    server: Memcached,
+    cores: tuple[int, ...],
+    load_qps: float,
+    window_s: float,
 ) -> float:
     """
-    Relative standard deviation of memcached's CPU reading over a second of steady load.
+    By how much readings of memcached's CPU use scatter under a steady load.
+
+    Hiccups do not show: they are measured apart, so half of the deviations decides. The scatter of
+    the requests' number does not, either: the simulator adds it for the load that it has.
 
     :param testbed: the testbed to measure on
     :param server: a running memcached
     :param cores: its vCPUs
     :param load_qps: the load [requests/s]
+    :param window_s: time between two readings [s]
+    :return: relative standard deviation of one window's reading
     """
     pin(server.pid, cores)
-    length_s = NOISE_WINDOWS * NOISE_WINDOW_S + 2.0 * SETTLE_S
+    length_s = NOISE_WINDOWS * window_s + 2.0 * SETTLE_S
     client = testbed.client(server, LoadTrace.explicit([int(load_qps)], length_s))
     clock = ThreadClock(identify(server.pid), time.monotonic())
     readings = []
     try:
         for k in range(NOISE_WINDOWS + 1):
-            sleep_until(client.start_s + SETTLE_S + k * NOISE_WINDOW_S)
+            sleep_until(client.start_s + SETTLE_S + k * window_s)
             readings.append(clock.read(time.monotonic()))
     finally:
         clock.close()
         client.stop()
     use = [(b.cpu_s - a.cpu_s) / (b.time_s - a.time_s) for a, b in pairwise(readings)]
-    # Independent windows average out over a second.
-    return stdev(use) / fmean(use) * math.sqrt(NOISE_WINDOW_S)
+    return reading_noise(use, load_qps * window_s)
+
+
+def reading_noise(use: Sequence[float], requests: float) -> float:
+    """
+    Relative standard deviation of readings beyond that of the requests' number.
+
+    :param use: the readings
+    :param requests: how many requests one of them covers
+    """
+    usual = median(use)
+    deviation = DEVIATIONS * median(abs(one - usual) for one in use) / usual
+    return math.sqrt(max(0.0, deviation**2 - 1.0 / requests))

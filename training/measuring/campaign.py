@@ -422,7 +422,8 @@ class Campaign:
         time_runtime(testbed, testbed.processes, processes)
         with testbed.serving(self.scenario.service.threads, one) as server:
             time_service(testbed, server, service)
-            noise = sensor_noise(testbed, server, one, 0.5 * capacity)
+            period_s = self.scenario.control.period_s
+            noise = sensor_noise(testbed, server, one, 0.5 * capacity, period_s)
         last: Row = {"of": "service", "action": "sensor_noise", "median_s": noise, "n": 1}
         return [*processes.rows(), *service.rows(), last]
 
