@@ -14,7 +14,6 @@ after it; a run without `fitted.zip` began from random weights.
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,7 @@ from training.evaluation.family_comparison import (
     measure_cell,
     scenario_of_cell,
 )
+from training.processes import process_pool
 from training.statistics import mean_and_ci95
 
 FITTED, AFTER, SCRATCH = "fitted", "fitted, then PPO", "PPO from random weights"
@@ -113,7 +113,7 @@ def play(
     :param arrivals: in which of them jobs arrive
     """
     console = Console(stderr=True)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with process_pool(len(os.sched_getaffinity(0))) as pool:
         results = track(
             pool.map(measure_cell, cells),
             "family",

@@ -11,6 +11,7 @@ compared with the reference controllers.
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -219,6 +220,7 @@ def evaluate_family(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.episodes or EPISODES,
         arguments.arrivals or "",
         arguments.bound or 0,
+        workers=len(os.sched_getaffinity(0)),
     )
 
 

@@ -10,7 +10,6 @@ arrive their mean completion times.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from env.simulator.machine import EpisodeFactory
 from training.evaluation.episodes import Run, run_episodes, starts_from
 from training.evaluation.figures import completion_times, policy_table
 from training.evaluation.schedule_search import short_search
+from training.processes import process_pool
 
 EPISODES = 2
 """Load traces of each scenario, if nobody says how many."""
@@ -144,7 +144,7 @@ def family_report(
     if workers == 1:
         measured = [measure_cell(cell) for cell in shown(cells, "family")]
     else:
-        with ProcessPoolExecutor(workers) as pool:
+        with process_pool(workers) as pool:
             results = pool.map(measure_cell, cells)
             measured = list(shown(results, "family", total=len(cells)))
     runs = {name: [of.runs[index] for of in measured] for index, name in enumerate(everyone)}
