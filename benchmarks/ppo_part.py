@@ -3,7 +3,8 @@ What PPO adds to a network for any scenario. The experiment behind docs/general.
 
 Runs of `train.py` with a recipe for any scenario are compared on drawn report scenarios, all on the
 same load traces and random numbers. A run's `fitted.zip` is the network before PPO and `best.zip`
-after it; a run without `fitted.zip` began from random weights.
+after it; a run without `fitted.zip` began from random weights (one that went on from another run,
+which has none either, does not belong here).
 
     train.py --recipe general --steps 330000 --seeds 5 --workers 2 --out runs/fitted
     train.py --recipe scratch.yaml --steps 330000 --seeds 5 --workers 2 --out runs/scratch
@@ -15,15 +16,12 @@ after it; a run without `fitted.zip` began from random weights.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import track
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agents.general_checkpoint import read_general_checkpoint
@@ -39,10 +37,9 @@ from training.evaluation.family_comparison import (
     counted_s,
     geometric_mean,
     mean_violations,
-    measure_cell,
+    measured_cells,
     scenario_of_cell,
 )
-from training.processes import process_pool
 from training.statistics import mean_and_ci95
 
 FITTED, AFTER, SCRATCH = "fitted", "fitted, then PPO", "PPO from random weights"
@@ -83,6 +80,11 @@ class Played:
     seconds: FloatArray
     violations: FloatArray
 
+    @property
+    def undone(self) -> int:
+        """In how many scenarios a job was not done."""
+        return int(np.isnan(self.seconds).sum())
+
 
 def networks_of(runs: Sequence[Path]) -> list[Trained]:
     """
@@ -102,34 +104,7 @@ def networks_of(runs: Sequence[Path]) -> list[Trained]:
     return found
 
 
-def play(
-    networks: Sequence[Trained], cells: Sequence[FamilyCell], arrivals: Sequence[bool]
-) -> dict[Trained, Played]:
-    """
-    Play every network on every scenario.
-
-    :param networks: of the runs
-    :param cells: the scenarios, which name the networks' checkpoints as their policies
-    :param arrivals: in which of them jobs arrive
-    """
-    console = Console(stderr=True)
-    with process_pool(len(os.sched_getaffinity(0))) as pool:
-        results = track(
-            pool.map(measure_cell, cells),
-            "family",
-            len(cells),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        played = [result.runs for result in results]
-    return {
-        network: in_all([of[index] for of in played], arrivals)
-        for index, network in enumerate(networks)
-    }
-
-
-def in_all(runs: Sequence[Sequence[Run]], arrivals: Sequence[bool]) -> Played:
+def played_of(runs: Sequence[Sequence[Run]], arrivals: Sequence[bool]) -> Played:
     """
     How a network did.
 
@@ -150,18 +125,22 @@ def against(one: Played, other: Played, arrive: npt.NDArray[np.bool_]) -> dict[s
     :param one: how it did
     :param other: how the other did
     :param arrive: bool[S], in which scenarios jobs arrive
-    :return: `makespan` and `jct`, ratios where both were done with everything, and `violations`,
-        the difference of the shares of violated intervals
+    :return: `makespan` and `jct`, ratios where both were done with everything; `violations`, the
+        difference of the shares of violated intervals; `undone`, in how many scenarios the one and
+        the other left a job
     """
     ratios = one.seconds / other.seconds
     kinds = {"makespan": ~arrive, "jct": arrive}
     return {
         name: geometric_mean(ratios[rows & np.isfinite(ratios)].tolist())
         for name, rows in kinds.items()
-    } | {"violations": _mean((one.violations - other.violations).tolist())}
+    } | {
+        "violations": _mean((one.violations - other.violations).tolist()),
+        "undone": [one.undone, other.undone],
+    }
 
 
-def all_together(some: Sequence[Played]) -> Played:
+def mean_of(some: Sequence[Played]) -> Played:
     """
     What several networks did, scenario by scenario: geometric means of times, means of violations.
 
@@ -177,7 +156,7 @@ def over_runs(compared: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     What comparisons of several runs come to, with intervals over the runs.
 
-    :param compared: one a run, see `against`
+    :param compared: one a run, see `against`, whose intervals are over the scenarios
     """
     return {
         name: geometric_mean([one[name]["geomean"] for one in compared])
@@ -208,7 +187,7 @@ def report(played: dict[Trained, Played], arrive: npt.NDArray[np.bool_]) -> dict
         compared = {}
         for network, of in played.items():
             if network.stage == stage:
-                before = fitted.get(network.run) or all_together(list(fitted.values()))
+                before = fitted.get(network.run) or mean_of(list(fitted.values()))
                 compared[str(network.run)] = against(of, before, arrive)
         if compared:
             found[stage] = over_runs(list(compared.values())) | {"runs": compared}
@@ -221,8 +200,10 @@ def curve(run: Path) -> dict[str, list[float]]:
 
     :param run: its folder
     """
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
+    folder = run / "tensorboard"
+    events = EventAccumulator(str(folder))
+    if folder.is_dir():
+        events.Reload()
     points = events.Scalars(CURVE) if CURVE in events.Tags()["scalars"] else []
     return {
         "lists": [float(point.step) for point in points],
@@ -261,9 +242,11 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         what = "themselves before it" if stage == AFTER else "all fitted networks"
         yield f"SIMULATED: {stage}, over {what}"
         for run, compared in of["runs"].items():
-            yield f"  {run}: {_words(compared)}"
+            one, other = compared["undone"]
+            left = f", left jobs in {one} of the scenarios ({other} before)"
+            yield f"  {run}: {_words(compared)}{left if one or other else ''}"
         if len(of["runs"]) > 1:
-            yield f"  {len(of['runs'])} runs: {_words(of)}"
+            yield f"  {len(of['runs'])} runs, intervals over the runs: {_words(of)}"
 
 
 def _words(compared: dict[str, Any]) -> str:
@@ -307,17 +290,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             read_trace(arguments.arrivals)
         networks = networks_of(arguments.runs)
         names = tuple(str(network.checkpoint) for network in networks)
-        make_cell = partial(
-            FamilyCell,
-            policies=names,
-            entropy=arguments.seed,
-            episodes=EPISODES,
-            trace=arguments.arrivals,
-        )
-        drawn = drawn_names("report", arguments.seed, arguments.family)
-        cells = [make_cell(name) for name in drawn]
+        cells = [
+            FamilyCell(name, names, arguments.seed, EPISODES, arguments.arrivals)
+            for name in drawn_names("report", arguments.seed, arguments.family)
+        ]
         arrivals = [scenario_of_cell(cell).has_arrivals for cell in cells]
-        played = play(networks, cells, arrivals)
+        measured = [of.runs for of in measured_cells(cells, len(os.sched_getaffinity(0)))]
+        played = {
+            network: played_of([runs[index] for runs in measured], arrivals)
+            for index, network in enumerate(networks)
+        }
         found = report(played, np.array(arrivals))
         print("\n".join(lines(found)))
         last = [network for network in networks if network.stage != FITTED]
@@ -326,7 +308,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             draw_curves(curves, arguments.plot)
         if arguments.json:
             of_runs = {str(network.run): points for network, points in curves.items()}
-            write_json({"stages": found, "curves": of_runs}, arguments.json)
+            on = {name: getattr(arguments, name) for name in ("family", "seed", "arrivals")}
+            write_json(on | {"stages": found, "curves": of_runs}, arguments.json)
 
 
 if __name__ == "__main__":

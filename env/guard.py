@@ -52,8 +52,8 @@ WINDOW = 0.5  # what `late_share` covers, as a share of an interval; a fading sh
 
 # To climb to a level, the budget burns at more than FAST, which one poll with half of its requests
 # late shows, or HARD where the level takes from the jobs, and a share of it that grows with the
-# level is gone: after 50 ms in which every request was late of an interval of 10 s the first one,
-# after 0.25 s all four. What is late for 50 ms and then no more is a hiccup of the machine, in
+# level is gone: after 75 ms in which every request was late of an interval of 10 s the first one,
+# after 0.3 s all four. What is late for 50 ms and then no more is a hiccup of the machine, in
 # which jobs have no part: it burns less than HARD. Or the budget burns slowly and SPENT of it is
 # gone. The rest is for what comes late until the step has acted: of an interval of 1 s half of the
 # budget is 25 ms, a poll.

@@ -47,13 +47,13 @@ def tap(server: memcached.Memcached) -> Iterator[Tap]:
 
 def just_counted(tap: Tap) -> float:
     """
-    A moment after which all that is answered is in readings of later moments.
+    A moment after which all that is answered from now on is in readings of later moments.
 
-    A reading bears the time of the row before it, up to 25 ms ago, and bpftrace takes it later.
+    A reading bears the time of the row before it, and bpftrace takes it later.
     """
     asked_s = time.monotonic()
     await_that(tap, lambda: tap.known_until_s > asked_s)
-    return time.monotonic()
+    return math.nextafter(tap.known_until_s, math.inf)
 
 
 def ask(server: memcached.Memcached, count: int) -> None:

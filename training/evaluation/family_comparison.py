@@ -108,6 +108,21 @@ def measure_cell(cell: FamilyCell) -> CellResult:
     return CellResult(runs, [short_search(factory, start, cell.evaluations) for start in searches])
 
 
+def measured_cells(cells: Sequence[FamilyCell], workers: int) -> list[CellResult]:
+    """
+    What all cells come to, with a progress bar on a terminal.
+
+    :param cells: what to run
+    :param workers: processes
+    """
+    console = Console(stderr=True)
+    shown = partial(track, console=console, transient=True, disable=not console.is_terminal)
+    if workers == 1:
+        return [measure_cell(cell) for cell in shown(cells, "family")]
+    with process_pool(workers) as pool:
+        return list(shown(pool.map(measure_cell, cells), "family", total=len(cells)))
+
+
 def family_report(
     count: int,
     seed: int,
@@ -139,14 +154,7 @@ def family_report(
         FamilyCell(name, everyone, seed, episodes, trace, evaluations)
         for name in drawn_names("report", seed, count)
     ]
-    console = Console(stderr=True)
-    shown = partial(track, console=console, transient=True, disable=not console.is_terminal)
-    if workers == 1:
-        measured = [measure_cell(cell) for cell in shown(cells, "family")]
-    else:
-        with process_pool(workers) as pool:
-            results = pool.map(measure_cell, cells)
-            measured = list(shown(results, "family", total=len(cells)))
+    measured = measured_cells(cells, workers)
     runs = {name: [of.runs[index] for of in measured] for index, name in enumerate(everyone)}
     searched = [of.searched_s for of in measured]
     arrivals = [scenario_of_cell(cell).has_arrivals for cell in cells]

@@ -30,7 +30,10 @@ from training.measuring.testbed import Testbed, require_running, sleep_until
 STARTS = 10
 CHANGES = 5  # of each kind per start
 READINGS = 60
-NOISE_WINDOWS = 120
+NOISE_WINDOWS = (12, 120)
+"""Fewest and most."""
+
+NOISE_S = 3.0
 SETTLE_S = 0.5
 DEVIATIONS = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
@@ -157,7 +160,7 @@ def sensor_noise(
     """
     By how much readings of memcached's CPU use scatter under a steady load.
 
-    Hiccups do not show: they are measured apart, so half of the deviations decides. The scatter of
+    Hiccups do not show: they are measured apart, so the median deviation decides. The scatter of
     the requests' number does not, either: the simulator adds it for the load that it has.
 
     :param testbed: the testbed to measure on
@@ -168,12 +171,14 @@ def sensor_noise(
     :return: relative standard deviation of one window's reading
     """
     pin(server.pid, cores)
-    length_s = NOISE_WINDOWS * window_s + 2.0 * SETTLE_S
+    fewest, most = NOISE_WINDOWS
+    windows = min(max(fewest, round(NOISE_S / window_s)), most)
+    length_s = windows * window_s + 2.0 * SETTLE_S
     client = testbed.client(server, LoadTrace.explicit([int(load_qps)], length_s))
     clock = ThreadClock(identify(server.pid), time.monotonic())
     readings = []
     try:
-        for k in range(NOISE_WINDOWS + 1):
+        for k in range(windows + 1):
             sleep_until(client.start_s + SETTLE_S + k * window_s)
             readings.append(clock.read(time.monotonic()))
     finally:

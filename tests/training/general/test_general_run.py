@@ -9,6 +9,7 @@ import pytest
 
 import agents
 from agents.general_checkpoint import read_general_checkpoint
+from benchmarks.ppo_part import curve
 from env.lists.menu import plain_list
 from env.scenario import load_scenario
 from env.sets.tokens import Layout
@@ -73,6 +74,7 @@ def test_from_recipe_to_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "its lists take" in said
     assert said.count("time over a good list's") == 2  # at the start and at the end
+    assert len(steps := curve(tmp_path)["lists"]) == 2 and steps[0] == 0 and steps[1] >= 100
     fitted, last = (
         read_general_checkpoint(tmp_path / f"{name}.zip") for name in ("fitted", "last")
     )
