@@ -3,8 +3,8 @@ What PPO adds to a network for any scenario. The experiment behind docs/general.
 
 Runs of `train.py` with a recipe for any scenario are compared on drawn report scenarios, all on the
 same load traces and random numbers. A run's `fitted.zip` is the network before PPO and `best.zip`
-after it; a run without `fitted.zip` began from random weights (one that went on from another run,
-which has none either, does not belong here).
+after it; a run without `fitted.zip` is taken for one from random weights. Runs that went on from
+another (`train.py --resume`) have none, either, and do not belong here.
 
     train.py --recipe general --steps 330000 --seeds 5 --workers 2 --out runs/fitted
     train.py --recipe scratch.yaml --steps 330000 --seeds 5 --workers 2 --out runs/scratch
@@ -220,11 +220,11 @@ def draw_curves(curves: dict[Trained, dict[str, list[float]]], path: Path) -> No
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    colours = {AFTER: PALETTE[4], SCRATCH: PALETTE[5]}
-    for network, points in curves.items():
-        label = network.stage if network.stage not in axes.get_legend_handles_labels()[1] else None
-        colour = colours[network.stage]
-        axes.plot(points["lists"], points["over_baseline"], ".-", color=colour, label=label)
+    for stage, colour in ((AFTER, PALETTE[4]), (SCRATCH, PALETTE[5])):
+        runs = [points for network, points in curves.items() if network.stage == stage]
+        for number, points in enumerate(runs):
+            label = stage if number == 0 else None
+            axes.plot(points["lists"], points["over_baseline"], ".-", color=colour, label=label)
     axes.set_xlabel("lists tried by PPO")
     axes.set_ylabel("time over a good list's")
     axes.set_title("Selection scenarios, simulated; a line a seed")

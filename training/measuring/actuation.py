@@ -30,10 +30,9 @@ from training.measuring.testbed import Testbed, require_running, sleep_until
 STARTS = 10
 CHANGES = 5  # of each kind per start
 READINGS = 60
-NOISE_WINDOWS = (12, 120)
-"""Fewest and most."""
+NOISE_S, FEWEST_WINDOWS, MOST_WINDOWS = 3.0, 12, 120
+"""For how long noise is measured [s], in at least and at most so many windows."""
 
-NOISE_S = 3.0
 SETTLE_S = 0.5
 DEVIATIONS = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
@@ -171,8 +170,7 @@ def sensor_noise(
     :return: relative standard deviation of one window's reading
     """
     pin(server.pid, cores)
-    fewest, most = NOISE_WINDOWS
-    windows = min(max(fewest, round(NOISE_S / window_s)), most)
+    windows = min(max(FEWEST_WINDOWS, round(NOISE_S / window_s)), MOST_WINDOWS)
     length_s = windows * window_s + 2.0 * SETTLE_S
     client = testbed.client(server, LoadTrace.explicit([int(load_qps)], length_s))
     clock = ThreadClock(identify(server.pid), time.monotonic())
