@@ -284,6 +284,8 @@ def _draw_jobs(
     jobs, traits = [], {}
     for index, own_s in enumerate(work_s.clip(shortest_s, longest_s).tolist()):
         kind, base = measured[int(rng.integers(len(measured)))]
+        # `_draw_load_generator` draws it for every job of a machine, or none has it.
+        base = {trait: known for trait, known in base.items() if trait != "interruption"}
         drawn = _scattered(base, ranges["spread"], TRAIT_LIMITS, rng)
         drawn[WORK]["value"] = own_s
         drawn[OVERHEAD]["value"] = min(drawn[OVERHEAD]["value"], OVERHEAD_SHARE * own_s)

@@ -183,9 +183,20 @@ def test_a_host_that_is_slower_does_all_work_slower():
 
 
 def test_what_a_piece_of_work_took_is_kept_and_may_be_left_out(tmp_path):
-    profile = load_profile("local")
-    assert profile.yardstick_us is None and "yardstick_us" not in profile_path("local").read_text()
+    profile = load_profile("prm-2020")
+    assert profile.yardstick_us is None
+    assert "yardstick_us" not in profile_path("prm-2020").read_text()
     told = profile.model_copy(update={"yardstick_us": 130.0})
     save_profile(told, tmp_path / "told.yaml")
     assert load_profile(tmp_path / "told.yaml").yardstick_us == 130.0
     assert content_hash(told) != content_hash(profile)
+
+
+def test_the_local_profile_was_measured_as_deployments_run():
+    profile = load_profile("local")
+    assert profile.background is not None
+    assert profile.background.mechanism == "cpu.idle" and profile.background.kernel
+    assert profile.yardstick_us is not None
+    for trait in ("gate_latency_s", "stalls_per_s", "stall_s", "steals_per_s", "steal_s"):
+        assert "prior (2024" not in profile.host[trait].source
+    assert {"agent_cpu", "client_cpu"} <= profile.costs.keys()
