@@ -8,6 +8,7 @@ lucky on average. Where all jobs are there from the start makespans are compared
 arrive their mean completion times.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 from scipy.special import stdtrit
 
 import agents
@@ -251,14 +253,22 @@ def search_ratio(
     :param own: the policy's runs, for each scenario those on its traces
     :param searched: what the best schedule found takes on each [s]
     :param arrivals: in which scenarios jobs arrive, so that their mean completion time counts
+    :return: the geometric mean over all traces, its interval and how many they are, and the same of
+        makespans and of completion times by themselves
     """
-    ratios = [
-        counted_s([run], arrive) / best
-        for of, found, arrive in zip(own, searched, arrivals, strict=True)
-        for run, best in zip(of, found, strict=True)
-        if math.isfinite(best)
-    ]
-    return geometric_mean(ratios) | {"traces": len(ratios)}
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    for of, found, arrive in zip(own, searched, arrivals, strict=True):
+        ratios[arrive] += [
+            counted_s([run], arrive) / best
+            for run, best in zip(of, found, strict=True)
+            if math.isfinite(best)
+        ]
+
+    def figures(some: list[float]) -> dict[str, Any]:
+        return geometric_mean(some) | {"traces": len(some)}
+
+    makespans, jcts = ratios[False], ratios[True]
+    return figures(makespans + jcts) | {"makespan": figures(makespans), "jct": figures(jcts)}
 
 
 def best_safe(own: Sequence[Run], rules: Sequence[Sequence[Run]], figure: Any) -> float | None:
@@ -376,6 +386,22 @@ def show_family(content: dict[str, Any]) -> None:
     for entry in content["policies"]:
         sizes.add_row(entry["name"], *size_cells(entry))
     Console().print(sizes)
+    if any("ratio_to_search" in entry for entry in content["policies"]):
+        Console().print(_search_table(content))
+
+
+def _search_table(content: dict[str, Any]) -> Table:
+    kinds = {"makespan": "makespan", "jct": "JCT"}
+    table = policy_table(
+        "SIMULATED, over the best schedule found for each load trace",
+        "Ratios to the best of the schedules that a search tried; the search knows the load.",
+        tuple(title for kind in kinds.values() for title in (kind, "traces")),
+    )
+    for entry in content["policies"]:
+        found = [entry["ratio_to_search"][kind] for kind in kinds]
+        cells = [(_ratio(of["geomean"], of["ci95"]), str(of["traces"])) for of in found]
+        table.add_row(entry["name"], *itertools.chain(*cells))
+    return table
 
 
 SIZES: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
