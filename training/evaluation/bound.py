@@ -43,21 +43,20 @@ SEARCH = {"maxfev": 600, "xatol": 1e-3, "fatol": 1e-3}
 LEVELS = 200
 """Steps of the load at which earnings are computed; a load earns what the step below it does."""
 
-MOST_VCPUS = 8
-"""The ways to fill a machine are enumerated, which takes 2 to the number of its vCPUs."""
-
 
 @dataclass(frozen=True)
 class Split:
     """
-    One way to split the machine at each load level.
+    One way to split memcached's vCPUs at each load level; the others are batch work's.
 
     :param occupancy: float64[LEVELS, C], share of each vCPU that memcached asks for at least
-    :param fill: float64[LEVELS, C], share of each vCPU that batch work keeps busy
+    :param fill: float64[LEVELS, C], share of each of memcached's that batch work keeps busy
+    :param free: bool[C], the vCPUs that are not memcached's
     """
 
     occupancy: FloatArray
     fill: FloatArray
+    free: npt.NDArray[np.bool_]
 
 
 class LowerBound:
@@ -66,18 +65,15 @@ class LowerBound:
 
     :param scenario: the problem
     :param host: a host row of the simulator, which holds the physics
-    :raises InputError: if the machine has too many vCPUs to enumerate
     """
 
     def __init__(self, scenario: Scenario, host: Any):
         self.scenario, self.host = scenario, host
         machine, load = scenario.machine, scenario.load
-        if machine.vcpus > MOST_VCPUS:
-            raise InputError(
-                f"scenario {self.scenario.name}: the bound is computed for up to {MOST_VCPUS} "
-                f"vCPUs; this machine has {machine.vcpus}"
-            )
         self.sibling = host["batch_sibling"][: machine.vcpus]  # a host may have room for more
+        numbers = np.arange(machine.vcpus)
+        self.first = (self.sibling < 0) | (self.sibling > numbers)  # of its pair, or alone
+        self.pair = np.where(self.first, numbers, self.sibling)
         self.levels_qps = np.linspace(0.0, load.qps_max, LEVELS, endpoint=False)
         jobs, speed = host["job_params"][: len(scenario.jobs)], host["host_params"][JOB_SPEED]
         self.lost = 1.0 - jobs[:, SMT]
@@ -89,7 +85,8 @@ class LowerBound:
         )
         self.work_s = jobs[:, WORK_S]
         self.sensitivity = jobs[:, SENSITIVITY]
-        self.alone_s = self.work_s * (serial + (1.0 - serial) / wide) / speed
+        threads = np.array([min(max(job.threads), machine.vcpus) for job in scenario.jobs])
+        self.alone_s = self.work_s * (serial + (1.0 - serial) / threads) / speed
         self.modes = self._modes()
         self.earned = self.earnings(self._prices())
 
@@ -141,41 +138,51 @@ class LowerBound:
         :param price: float64[J], of a second of each job's work
         :return: float64[LEVELS]
         """
-        most, host = np.zeros(LEVELS), self.host["host_params"]
-        twin = np.where(self.sibling >= 0, self.sibling, 0)
-        paired = self.sibling >= 0
+        most = np.zeros(LEVELS)
+        pairs = self.pair[:, None] == np.flatnonzero(self.first)
+        nobody = np.zeros_like(self.first)
         for mode in self.modes:
-            pressure = host[SERVICE_PRESSURE] * mode.occupancy.sum(axis=1)
-            slower = 1.0 + self.sensitivity * pressure[:, None]
-            busy = mode.fill[:, twin] + np.minimum(
-                1.0, host[SERVICE_SIBLING] * mode.occupancy[:, twin]
-            )
-            busy = np.where(paired, np.minimum(busy, 1.0), 0.0)
-            # Each vCPU goes to the job that earns most there.
-            rate = (price * self.worth / slower)[:, None, :] * (1.0 - self.lost * busy[:, :, None])
-            most = np.maximum(most, (mode.fill * rate.max(axis=2)).sum(axis=1))
+            # A vCPU slows down its sibling and nobody else, so what is best is best in each pair:
+            # nobody on its free vCPUs, work on one of them, or on both.
+            earned = [
+                self._earned(price, mode, used & mode.free) @ pairs
+                for used in (nobody, self.first, ~self.first, ~nobody)
+            ]
+            most = np.maximum(most, np.max(earned, axis=0).sum(axis=1))
         return most
 
+    def _earned(self, price: FloatArray, mode: Split, used: npt.NDArray[np.bool_]) -> FloatArray:
+        """What batch work earns on each vCPU, float64[LEVELS, C], some of the free ones in use."""
+        host = self.host["host_params"]
+        fill = np.where(used, 1.0, mode.fill)
+        twin = np.where(self.sibling >= 0, self.sibling, 0)
+        pressure = host[SERVICE_PRESSURE] * mode.occupancy.sum(axis=1)
+        slower = 1.0 + self.sensitivity * pressure[:, None]
+        busy = fill[:, twin] + np.minimum(1.0, host[SERVICE_SIBLING] * mode.occupancy[:, twin])
+        busy = np.where(self.sibling >= 0, np.minimum(busy, 1.0), 0.0)
+        # Each vCPU goes to the job that earns most there.
+        rate = (price * self.worth / slower)[:, None, :] * (1.0 - self.lost * busy[:, :, None])
+        earned: FloatArray = fill * rate.max(axis=2)
+        return earned
+
     def _modes(self) -> list[Split]:
-        """Every choice of memcached's vCPUs, of those it shares, and of the vCPUs in use."""
+        """Every choice of memcached's vCPUs, of those it shares, and of who is there first."""
         n_vcpus = self.scenario.machine.vcpus
         modes = []
         for choice in self.scenario.service.sets:
             sharable = choice if self.scenario.regulation.share_service_cores else ()
-            free = [vcpu for vcpu in range(n_vcpus) if vcpu not in choice]
+            free = ~np.isin(np.arange(n_vcpus), choice)
             for shared in _subsets(sharable):
                 occupancy = self._occupancy(choice, shared)
                 room = len(choice) - occupancy.sum(axis=1)
                 # Earnings are convex in the shares, so they are largest at a corner.
-                for used in _subsets(free):
-                    for order in itertools.permutations(shared):
-                        fill = np.zeros((LEVELS, n_vcpus))
-                        fill[:, list(used)] = 1.0
-                        left = room.copy()
-                        for vcpu in order:
-                            fill[:, vcpu] = np.minimum(1.0, left)
-                            left -= fill[:, vcpu]
-                        modes.append(Split(occupancy, fill))
+                for order in itertools.permutations(shared):
+                    fill = np.zeros((LEVELS, n_vcpus))
+                    left = room.copy()
+                    for vcpu in order:
+                        fill[:, vcpu] = np.minimum(1.0, left)
+                        left -= fill[:, vcpu]
+                    modes.append(Split(occupancy, fill, free))
         return modes
 
     def _occupancy(self, choice: tuple[int, ...], shared: tuple[int, ...]) -> FloatArray:
@@ -194,7 +201,7 @@ class LowerBound:
         return np.outer(asked, [float(vcpu in choice) for vcpu in range(n_vcpus)])
 
 
-def _subsets(vcpus: tuple[int, ...] | list[int]) -> list[tuple[int, ...]]:
+def _subsets(vcpus: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every subset of a set of vCPUs."""
     return [
         subset for size in range(len(vcpus) + 1) for subset in itertools.combinations(vcpus, size)
@@ -235,7 +242,7 @@ def bound_report(
     :param searched: so many of them, the first, get the search, which takes seconds each
     :param evaluations: schedules tried on each; see
         `training.evaluation.schedule_search.best_schedules`
-    :raises InputError: if the machine is too large for the bound, or its physics differs by episode
+    :raises InputError: if the physics differs by episode
     """
     variation = factory.variation
     if variation.physics or variation.error or variation.vm_speed:

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.survival
 SEED, JOBS, KILLED_AFTER = 11, 10, 5
 
 
+@pytest.mark.parametrize("policy", ["first-come", "checkpoints/general.zip"])
 def test_ten_jobs_at_random_times_and_a_kill_are_each_done_once(
-    deploy, server, scenario_file, queue
+    deploy, server, scenario_file, queue, policy
 ):
     rng, names = random.Random(SEED), [f"job-{number}" for number in range(JOBS)]
-    options = ["--policy", "first-come", "--scenario", str(scenario_file()), "--probe"]
+    options = ["--policy", policy, "--scenario", str(scenario_file()), "--probe"]
     options += ["--runtime", "process", "--queue", str(queue.path)]
     run = deploy(*options)
     run.expect("memcached update_cores")

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from pathlib import Path
@@ -41,6 +42,27 @@ def test_no_policy_beats_the_bound(problem, starts):
         runs = run_episodes(agents.make(name), problem, starts)
         for run, bound in zip(runs, bounds, strict=True):
             assert run.makespan_s > bound
+
+
+def test_a_machine_of_any_size_has_a_bound(starts):
+    factory = EpisodeFactory(load_scenario("family-report-1-16"))  # 12 vCPUs
+    (bound,) = lower_bounds(factory, starts[:1])
+    (run,) = run_episodes(agents.make("parties"), factory, starts[:1])
+    assert 0.5 * run.makespan_s < bound < run.makespan_s
+
+
+def test_vcpus_settled_pair_by_pair_earn_what_the_best_of_all_subsets_does(problem):
+    hosts, targets = problem.new_hosts(1), problem.new_targets(1)
+    problem.begin(hosts, targets, 0, 1, np.random.default_rng(1))
+    bound = LowerBound(problem.scenario, hosts[0])
+    rng = np.random.default_rng(2)
+    price = rng.uniform(0.5, 2.0, len(problem.scenario.jobs)) / bound.worth
+    subsets = [np.array(used) for used in itertools.product([False, True], repeat=4)]
+    most = np.zeros(LEVELS)
+    for mode in bound.modes:
+        for used in subsets:
+            most = np.maximum(most, bound._earned(price, mode, used & mode.free).sum(axis=1))
+    assert bound.earnings(price) == pytest.approx(most, rel=1e-12)
 
 
 def test_no_random_schedule_beats_the_bound(problem, starts):
