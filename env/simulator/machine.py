@@ -529,7 +529,8 @@ def _alone_s(host: Any, scenario: Scenario) -> list[float]:
     threads = np.array([max(job.threads) for job in scenario.jobs])
     wide = np.minimum(threads * params[:, CORES_PER_THREAD], scenario.machine.vcpus)
     serial = params[:, SERIAL_FRACTION]
-    work_s = params[:, WORK_S] * (serial + (1.0 - serial) / wide)
+    parallel = (1.0 - serial) * params[:, CORES_PER_THREAD]  # vCPU time, by as many as there are
+    work_s = params[:, WORK_S] * (serial + parallel / wide)
     alone_s = params[:, LAUNCH_OVERHEAD_S] + work_s / host["host_params"][JOB_SPEED]
     return list(alone_s.tolist())
 

@@ -43,6 +43,9 @@ SEARCH = {"maxfev": 600, "xatol": 1e-3, "fatol": 1e-3}
 LEVELS = 200
 """Steps of the load at which earnings are computed; a load earns what the step below it does."""
 
+MOST_SHARED = 6
+"""So many of memcached's vCPUs may be shared: the orders in which they fill are enumerated."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -65,15 +68,23 @@ class LowerBound:
 
     :param scenario: the problem
     :param host: a host row of the simulator, which holds the physics
+    :raises InputError: if memcached may share too many vCPUs to enumerate
     """
 
     def __init__(self, scenario: Scenario, host: Any):
         self.scenario, self.host = scenario, host
         machine, load = scenario.machine, scenario.load
+        widest = max(map(len, scenario.service.sets))
+        if scenario.regulation.share_service_cores and widest > MOST_SHARED:
+            raise InputError(
+                f"scenario {scenario.name}: the bound is computed where memcached shares up to "
+                f"{MOST_SHARED} vCPUs; here it shares up to {widest}"
+            )
         self.sibling = host["batch_sibling"][: machine.vcpus]  # a host may have room for more
         numbers = np.arange(machine.vcpus)
         self.first = (self.sibling < 0) | (self.sibling > numbers)  # of its pair, or alone
         self.pair = np.where(self.first, numbers, self.sibling)
+        assert self.first[self.pair].all(), "siblings name each other"
         self.levels_qps = np.linspace(0.0, load.qps_max, LEVELS, endpoint=False)
         jobs, speed = host["job_params"][: len(scenario.jobs)], host["host_params"][JOB_SPEED]
         self.lost = 1.0 - jobs[:, SMT]
@@ -166,7 +177,7 @@ class LowerBound:
         return earned
 
     def _modes(self) -> list[Split]:
-        """Every choice of memcached's vCPUs, of those it shares, and of who is there first."""
+        """Every choice of memcached's vCPUs, of those it shares, and of the order they fill in."""
         n_vcpus = self.scenario.machine.vcpus
         modes = []
         for choice in self.scenario.service.sets:
@@ -242,7 +253,7 @@ def bound_report(
     :param searched: so many of them, the first, get the search, which takes seconds each
     :param evaluations: schedules tried on each; see
         `training.evaluation.schedule_search.best_schedules`
-    :raises InputError: if the physics differs by episode
+    :raises InputError: if memcached may share too many vCPUs, or the physics differs by episode
     """
     variation = factory.variation
     if variation.physics or variation.error or variation.vm_speed:

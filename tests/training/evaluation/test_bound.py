@@ -241,3 +241,8 @@ def test_one_bound_does_not_fit_many_physics(problem, starts):
     factory = EpisodeFactory(problem.scenario, problem.profile, Variation(physics=1.0))
     with pytest.raises(ValueError, match="one physics"):
         bound_report(factory, starts)
+
+
+def test_memcached_may_not_share_more_vcpus_than_can_be_enumerated(starts):
+    with pytest.raises(ValueError, match="shares up to 6 vCPUs; here it shares up to 17"):
+        lower_bounds(EpisodeFactory(load_scenario("prm-2020")), starts[:1])
