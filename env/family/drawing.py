@@ -116,7 +116,7 @@ def generic_traits() -> dict[str, tuple[float, float]]:
         job for profile in ranges["measured"] for job in _measured_profile(profile)["jobs"].values()
     ]
     found = {}
-    for trait in jobs[0]:
+    for trait in (trait for trait in jobs[0] if all(trait in job for job in jobs)):
         logs = np.log([job[trait]["value"] for job in jobs])
         own = np.array([job[trait]["spread"] for job in jobs])
         middle = float(np.median(logs))
@@ -284,7 +284,7 @@ def _draw_jobs(
     jobs, traits = [], {}
     for index, own_s in enumerate(work_s.clip(shortest_s, longest_s).tolist()):
         kind, base = measured[int(rng.integers(len(measured)))]
-        # `_draw_load_generator` draws it for every job of a machine, or none has it.
+        # `_draw_load_generator` draws interruptions, for every job of a machine or for none.
         base = {trait: known for trait, known in base.items() if trait != "interruption"}
         drawn = _scattered(base, ranges["spread"], TRAIT_LIMITS, rng)
         drawn[WORK]["value"] = own_s

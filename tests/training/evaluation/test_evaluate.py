@@ -13,7 +13,7 @@ from env.physics.parameters import GATE_LATENCY_S
 from env.physics.service import BATCH_SMT, CPU_LIMIT, EQUAL_SHARE, VM_SPEED
 from env.scenario import load_scenario, scenario_names
 from env.simulator.machine import EpisodeFactory, SimulatedMachine, Variation
-from env.simulator.profile import Scatter
+from env.simulator.profile import Scatter, load_profile
 from training.evaluation import comparison
 from training.evaluation.episodes import EpisodeStart, repeats_of, run_episode, starts_from
 from training.evaluation.figures import counted_p95, expected_violations
@@ -517,9 +517,11 @@ def test_impossible_variations_are_refused_in_one_line(options, message, capsys)
 
 
 def test_recording_goes_on_where_a_gate_opens_at_once():
-    """The profile `local` knows no latency of a gate."""
-    scenario = load_scenario("local")
-    machine = SimulatedMachine(EpisodeFactory(scenario))
+    """A profile may know no latency of a gate."""
+    scenario, known = load_scenario("local"), load_profile("local")
+    host = {name: it for name, it in known.host.items() if name != "gate_latency_s"}
+    profile = known.model_copy(update={"host": host})
+    machine = SimulatedMachine(EpisodeFactory(scenario, profile))
     assert machine.factory.profile.host_array()[GATE_LATENCY_S] == 0.0
     run = run_episode(
         machine,
