@@ -38,6 +38,9 @@ DEFAULT_WEIGHT = {1: 1024, 2: 100}
 LEAST_WEIGHT = {1: 2, 2: 1}
 """The kernel's minimum: a job's in the background where groups cannot be idle."""
 
+DYING_SHARE = 10
+"""What is to end has one part in so many of memcached's weight."""
+
 IDLE_FILE = "cpu.idle"
 """The file that makes a group idle: it runs while nobody else wants to, and has no weight then."""
 
@@ -197,14 +200,16 @@ class JobGroup:
         """
         Have everything in the group run, so that it can be ended.
 
-        Nobody dies while frozen by version 1, nor while idle on vCPUs that others never leave. The
-        least weight is enough for dying: hundreds of processes at the loop's own would hold it up.
+        Nobody dies while frozen by version 1, nor while idle on vCPUs that others never leave, and
+        at the least weight beside a busy job that took a container 20 s. At memcached's own weight
+        hundreds of dying processes would hold the loop up.
 
         :raises OSError: if the group is gone
         """
         if self._idle_file.exists():
+            least = LEAST_WEIGHT[self.hierarchy.version]
             _write(self._idle_file, "0")
-            _write(self.weight_file, str(LEAST_WEIGHT[self.hierarchy.version]))
+            _write(self.weight_file, str(max(least, self.normal_weight // DYING_SHARE)))
         self.set_frozen(False)
 
     def frozen(self) -> bool:
