@@ -116,7 +116,8 @@ def generic_traits() -> dict[str, tuple[float, float]]:
         job for profile in ranges["measured"] for job in _measured_profile(profile)["jobs"].values()
     ]
     found = {}
-    for trait in (trait for trait in jobs[0] if all(trait in job for job in jobs)):
+    measured_of_all = [trait for trait in jobs[0] if all(trait in job for job in jobs)]
+    for trait in measured_of_all:
         logs = np.log([job[trait]["value"] for job in jobs])
         own = np.array([job[trait]["spread"] for job in jobs])
         middle = float(np.median(logs))
