@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.checkpoint import shipped_for
+from agents.registry import make
 from deploy.demo import DRAW_S, END_S, FOLDER, PROBE, RULE, RUN_S, child, deploy
 from deploy.engines.images import docker_daemon
 from deploy.linux.helpers import helper_command
@@ -127,11 +128,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     turns = []
     with exit_on_bad_input():
+        # What is wrong is told before Docker and memcached start.
         require_writable(arguments.json)
-        scenario = load_scenario(arguments.scenario)  # a wrong name is told before Docker starts
+        scenario = load_scenario(arguments.scenario)
         policies = arguments.policy or [shipped_for(scenario), str(RULE)]
         if not RULE.is_file():
             raise InputError(f"{RULE}: not found; run this in the repository's folder")
+        for policy in policies:
+            make(policy)
         interrupt_on_stop()  # a neighbour that outlived this would be busy for ever
         noise = disturbed() if arguments.neighbour else contextlib.nullcontext()
         sensor = "--tap" if arguments.tap else PROBE

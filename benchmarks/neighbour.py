@@ -9,12 +9,21 @@ It works for `SPELL_S` on a vCPU drawn at random, rests as long, and so on until
 import os
 import random
 import time
+from collections.abc import Sequence
+
+from env.inputs.commandline import OneLineParser
 
 SPELL_S = 0.5
 
 
-def main() -> None:
-    """Disturb for ever."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """
+    Disturb for ever.
+
+    :param argv: command line, the process's own if none is given
+    """
+    what = __doc__.splitlines()[1]
+    OneLineParser(prog="python -m benchmarks.neighbour", description=what).parse_args(argv)
     vcpus, draws = sorted(os.sched_getaffinity(0)), random.Random(0)
     while True:
         os.sched_setaffinity(0, {draws.choice(vcpus)})

@@ -161,6 +161,19 @@ class Profile(BaseModel):
         _check_fields("costs", self.costs, (), COST_FIELDS)
         return self
 
+    @model_validator(mode="after")
+    def _siblings_are_pairs(self) -> "Profile":
+        count = len(self.siblings)
+        for vcpu, sibling in enumerate(self.siblings):
+            if sibling == -1:
+                continue
+            if not 0 <= sibling < count or sibling == vcpu or self.siblings[sibling] != vcpu:
+                raise ValueError(
+                    f"siblings: vCPU {vcpu} has {sibling}; allowed are -1 for none, or another "
+                    f"vCPU, 0 to {count - 1}, that has {vcpu} in turn"
+                )
+        return self
+
     @property
     def job_names(self) -> tuple[str, ...]:
         """The jobs this profile knows."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ALL = (
     *("ablations", "baselines", "job_models", "live", "local"),
-    *("ppo_part", "priority", "sharing", "speed", "starts", "tap"),
+    *("neighbour", "ppo_part", "priority", "sharing", "speed", "starts", "tap"),
 )
 COUNTS = {
     "ablations": ("--steps", "--seeds"),
@@ -76,7 +76,7 @@ def test_a_load_that_is_none_is_refused(value: str, capsys: pytest.CaptureFixtur
     assert "--load: must be a number of at least 0.01" in shown and shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", sorted({*ALL} - {"job_models", "ppo_part", "starts"}))
+@pytest.mark.parametrize("name", sorted({*ALL} - {"job_models", "neighbour", "ppo_part", "starts"}))
 def test_a_file_that_cannot_be_written_is_told_first(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

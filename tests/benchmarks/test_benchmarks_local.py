@@ -62,8 +62,20 @@ def test_a_neighbour_disturbs_as_long_as_it_is_asked_to() -> None:
     assert neighbour.returncode is not None
 
 
-def test_an_unknown_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--scenario", "nowhere"],
+        ["--policy", "nobody"],
+        ["--policy", "random", "--policy", "checkpoints/nowhere.zip"],
+    ],
+)
+def test_what_is_unknown_is_one_line_before_anything_starts(
+    options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(local, "docker_daemon")
     with pytest.raises(SystemExit) as ended:
-        local.main(["--scenario", "nowhere"])
+        local.main(options)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert options[-1] in shown and shown.count("\n") == 1

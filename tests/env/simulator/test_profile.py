@@ -118,6 +118,9 @@ def broken(tmp_path, change, keep_hash=False):
         (lambda c: c["jobs"]["vips"]["smt"].update(spread="wide"), "jobs.vips.smt.spread"),
         (lambda c: c.update(extra=1), "extra"),
         (lambda c: c.pop("jobs"), "jobs"),
+        (lambda c: c.update(siblings=[2, 3, 0, 0]), "siblings: vCPU 1 has 3; allowed are -1"),
+        (lambda c: c.update(siblings=[1, 0, 2, -1]), "siblings: vCPU 2 has 2; allowed are -1"),
+        (lambda c: c.update(siblings=[-1, 4, -1, -1]), "another vCPU, 0 to 3, that has 1 in turn"),
         (
             lambda c: c.update(costs={"client": dict(c["host"]["job_speed"])}),
             "costs.client: unknown",
