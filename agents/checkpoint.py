@@ -83,6 +83,18 @@ class Checkpoint:
         made_for = self.metadata["actions"], self.metadata["features"]
         return made_for == (_actions(scenario), feature_count(scenario))
 
+    def is_specialist_of(self, scenario: Scenario) -> bool:
+        """
+        Whether the network was trained for this scenario on its profile, and still fits it.
+
+        :param scenario: what it is to run
+        """
+        return self._trained_on == _identity(scenario) and self.fits(scenario)
+
+    @property
+    def _trained_on(self) -> tuple[str, str]:
+        return self.metadata["scenario"], self.metadata.get("profile", {}).get("hash", "")
+
     def require_scenario(self, scenario: Scenario) -> None:
         """
         Make sure that the network has this scenario's observations and actions.
@@ -116,12 +128,10 @@ class Checkpoint:
         :raises InputError: if it was made for other observations or actions
         """
         self.require_scenario(scenario)
-        was = self.metadata["scenario"], self.metadata.get("profile", {}).get("hash", "")
-        now = scenario.name, profile_hash(scenario.profile)
-        if was != now:
+        if self._trained_on != _identity(scenario):
             trained, given = (
                 f"scenario {name}, profile {hash_[:12] or 'without a hash'}"
-                for name, hash_ in (was, now)
+                for name, hash_ in (self._trained_on, _identity(scenario))
             )
             print(f"coretide: {self.path}: trained for {trained}; this is {given}", file=sys.stderr)
 
@@ -167,8 +177,8 @@ def shipped_for(scenario: Scenario) -> str:
     """
     The shipped checkpoint to run a scenario with, where nobody names one.
 
-    It is the one trained for the scenario, or else the one for any, which is said on stderr. A
-    queue, whose scenario has no jobs, always has the one for any.
+    It is the one trained for the scenario on its profile, or else the one for any, which is said on
+    stderr. A queue, whose scenario has no jobs, always has the one for any.
 
     :param scenario: what is to be run
     :return: its path from the repository's root
@@ -177,10 +187,11 @@ def shipped_for(scenario: Scenario) -> str:
         return f"{CHECKPOINT_FOLDER.name}/{ANY_SCENARIO}"
     for name in (f"{scenario.name}.zip", "best.zip"):
         with contextlib.suppress(InputError):
-            if read_checkpoint(CHECKPOINT_FOLDER / name).fits(scenario):
+            if read_checkpoint(CHECKPOINT_FOLDER / name).is_specialist_of(scenario):
                 return f"{CHECKPOINT_FOLDER.name}/{name}"
     print(
-        f"coretide: no shipped policy fits scenario {scenario.name}; {ANY_SCENARIO} is for any",
+        f"coretide: no shipped policy was trained for scenario {scenario.name} with its "
+        f"profile; {ANY_SCENARIO} is for any",
         file=sys.stderr,
     )
     return f"{CHECKPOINT_FOLDER.name}/{ANY_SCENARIO}"
@@ -215,6 +226,11 @@ def read_checkpoint(name: str | Path) -> Checkpoint:
         for index in range((len(arrays) + 1) // 2)
     ]
     return Checkpoint(path, metadata, _fitting(path, metadata, layers))
+
+
+def _identity(scenario: Scenario) -> tuple[str, str]:
+    """Name and profile by which a checkpoint knows the scenario that it was trained on."""
+    return scenario.name, profile_hash(scenario.profile)
 
 
 def _actions(scenario: Scenario) -> list[str]:

@@ -1,13 +1,13 @@
 """
-The local scenario on this machine, twice: under the shipped policy, then under a published rule.
+The local scenario on this machine, twice: under the trained policy, then under a published rule.
 
     make demo
 
 Installs what is missing (Debian, Ubuntu), compiles the simulator, measures the machine, starts a
 memcached and, if there is no Docker daemon, one on a private socket, and prints both runs side by
-side, and each beside what was predicted of it. Then the first run corrects profile and policy, and
-what is predicted of it now is printed, too. Afterwards nothing of it runs any more. Everything
-measured stays in `demo/`.
+side, and each beside what was predicted of it. Then the first run corrects the profile, and what
+is predicted of it now is printed, too. Afterwards nothing of it runs any more. Everything measured
+stays in `demo/`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.checkpoint import shipped_for
-from agents.general_checkpoint import is_general
 from deploy.engines import memcached
 from deploy.engines.images import docker_daemon
 from deploy.group.group import serving
@@ -67,8 +66,8 @@ END_S = 15.0
 DRAW_S = 10.0
 """What its pictures take."""
 
-REFINE_S = 180.0
-"""What a run takes to correct profile and policy, training included."""
+REFINE_S = 60.0
+"""What a run takes to correct the profile."""
 
 
 @dataclass
@@ -337,23 +336,19 @@ def foretold(folder: Path, scenario: Scenario) -> list[str]:
     return [] if prediction is None else lines_of(prediction, scenario.service.slo_us)
 
 
-def refine(budget: Budget, problem: str, policy: str, folder: Path) -> None:
+def refine(budget: Budget, problem: str, folder: Path) -> None:
     """
-    Have a run correct the profile, and the policy that decided in it if it is the scenario's own.
+    Have a run correct the profile.
 
     :param budget: says what is done, and how long it took
     :param problem: the scenario's file, beside the profile that was measured
-    :param policy: the checkpoint
     :param folder: of the run's report
     """
     profile = Path(problem).parent / "profile.yaml"
-    refined = profile.with_stem("refined")
-    places = {"--report": folder, "--profile": profile, "--out": refined}
-    if not is_general(policy):
-        places |= {"--checkpoint": Path(policy), "--out-checkpoint": refined.with_suffix(".zip")}
+    places = {"--report": folder, "--profile": profile, "--out": profile.with_stem("refined")}
     options = [word for name, path in places.items() for word in (name, str(path.resolve()))]
     with (
-        budget.step("correcting profile and policy by the first run", REFINE_S),
+        budget.step("correcting the profile by the first run", REFINE_S),
         child(helper_command("training.refine", *options)) as process,
     ):
         failed = process.wait() != 0
@@ -417,7 +412,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for row in foretold(folder, scenario):
                 console.print(row, highlight=False, markup=False, soft_wrap=True)
         if problem != "local":
-            refine(budget, problem, policies[0], folders[0])
+            refine(budget, problem, folders[0])
         took_s = time.monotonic() - budget.started_s
         console.print(f"{took_s / 60:.1f} minutes after installation", highlight=False)
 

@@ -235,6 +235,13 @@ def test_a_scenario_gets_the_specialist_that_fits_or_the_policy_for_any(scenario
     assert (said.count("\n") == 1 and scenario in said) == (expected == "general.zip")
 
 
+def test_on_another_profile_a_scenario_gets_the_policy_for_any(capsys):
+    """A specialist knows its own machine; the one for any is told what the profile says."""
+    elsewhere = load_scenario("cca-2025").model_copy(update={"profile": "cca-2024"})
+    assert shipped_for(elsewhere) == "checkpoints/general.zip"
+    assert "scenario cca-2025 with its profile; general.zip" in capsys.readouterr().err
+
+
 def test_a_queue_gets_the_policy_for_any_scenario_and_a_specialist_says_so(capsys):
     queue = load_scenario("cca-2025").with_jobs(())
     assert shipped_for(queue) == "checkpoints/general.zip"

@@ -95,10 +95,9 @@ def test_each_run_stands_beside_what_was_predicted_of_it(tmp_path: Path) -> None
     assert makespan.split() == ["makespan,", "s", "20.5", "-", "19.0"]
 
 
-@pytest.mark.parametrize("policy", ["checkpoints/local.zip", "checkpoints/general.zip"])
 @pytest.mark.parametrize("program", ["true", "false"])
-def test_the_first_run_corrects_the_profile_and_a_policy_of_its_own(
-    program: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_run_corrects_the_profile(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -109,16 +108,13 @@ def test_the_first_run_corrects_the_profile_and_a_policy_of_its_own(
     monkeypatch.setattr(demo, "helper_command", helper_command)
     console = Console(file=io.StringIO(), width=120)
     problem = str(tmp_path / "scenario.yaml")
-    demo.refine(demo.Budget(console), problem, policy, tmp_path / "local")
+    demo.refine(demo.Budget(console), problem, tmp_path / "general")
     ((module, *words),) = asked
     given = refining.parser().parse_args(words)
-    assert module == "training.refine" and given.report == [tmp_path / "local"]
+    assert module == "training.refine" and given.report == [tmp_path / "general"]
     assert given.profile == str(tmp_path / "profile.yaml")
     assert given.out == tmp_path / "refined.yaml"
-    trained = (Path(policy).resolve(), tmp_path / "refined.zip")
-    nothing = (None, None)  # a policy for any scenario is tuned by train.py
-    own = policy == "checkpoints/local.zip"
-    assert (given.checkpoint, given.out_checkpoint) == (trained if own else nothing)
+    assert given.checkpoint is None
     assert isinstance(console.file, io.StringIO)
     assert ("Nothing was corrected" in console.file.getvalue()) == (program == "false")
 
