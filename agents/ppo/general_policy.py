@@ -93,10 +93,10 @@ class GeneralPolicy(TrainedPolicy):
         n_jobs = len(self._names)
         there = jobs_there(control, n_jobs)
         if there != self._there:
-            self._there = there
             names = frozenset(name for job, name in enumerate(self._names) if there >> job & 1)
             if names != self._asked:
                 self._asked, self._list = names, self._best_list(control)
+            self._there = there  # last: a loop that interrupts a late answer has to ask again
         edit: int = list_edit(control, n_jobs, *self._to_follow, *self._list, self._arrivals)
         return edit
 

@@ -265,6 +265,32 @@ def test_the_network_is_asked_when_jobs_come_or_go(
     assert len(asked) == 3
 
 
+def test_whoever_interrupts_its_answer_gets_one_the_next_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that is held up interrupts what is late; without a list no job would ever start."""
+    policy = GeneralPolicy(read_general_checkpoint(path), "general")
+    policy.reset(SCENARIO)
+    shown = Telemetry(
+        time_s=0.0,
+        service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
+        vcpu_busy_s=(0.0,) * 4,
+        jobs=dict.fromkeys(SCENARIO.job_names, JobTelemetry(JobState.PENDING, 0.0)),
+        applied=Allocation((0, 1), dict.fromkeys(SCENARIO.job_names, JobAllocation())),
+    )
+
+    def late(network: SingleAttention, legal: np.ndarray) -> int:
+        raise TimeoutError
+
+    with monkeypatch.context() as held_up:
+        held_up.setattr(SingleAttention, "choose", late)
+        with pytest.raises(TimeoutError):
+            policy.decide(shown)
+    for _ in range(5):
+        wished = policy.decide(shown)
+    assert any(job.state is JobState.RUNNING for job in wished.jobs.values())
+
+
 def test_it_runs_scenarios_of_any_size(path: Path) -> None:
     """On machines that show nothing but that time passes, it starts jobs that are all legal."""
     checkpoint = read_general_checkpoint(path)
