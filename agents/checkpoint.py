@@ -128,10 +128,11 @@ class Checkpoint:
         :raises InputError: if it was made for other observations or actions
         """
         self.require_scenario(scenario)
-        if self._trained_on != _identity(scenario):
+        was, now = self._trained_on, _identity(scenario)
+        if was != now:
             trained, given = (
                 f"scenario {name}, profile {hash_[:12] or 'without a hash'}"
-                for name, hash_ in (self._trained_on, _identity(scenario))
+                for name, hash_ in (was, now)
             )
             print(f"coretide: {self.path}: trained for {trained}; this is {given}", file=sys.stderr)
 

@@ -96,7 +96,8 @@ class GeneralPolicy(TrainedPolicy):
             names = frozenset(name for job, name in enumerate(self._names) if there >> job & 1)
             if names != self._asked:
                 self._asked, self._list = names, self._best_list(control)
-            self._there = there  # last: a loop that interrupts a late answer has to ask again
+            # Last: where the loop interrupts a late answer, the network has to be asked again.
+            self._there = there
         edit: int = list_edit(control, n_jobs, *self._to_follow, *self._list, self._arrivals)
         return edit
 

@@ -200,6 +200,19 @@ def test_the_policy_protocol_runs_the_same_episode_as_the_kernel(path: Path, nam
     assert machines.ended[0]
 
 
+def waiting(scenario: Scenario, time_s: float, done: int = 0) -> Telemetry:
+    """A machine on which the first jobs are done and none of the others has begun."""
+    states = [JobState.DONE] * done + [JobState.PENDING] * (len(scenario.jobs) - done)
+    jobs = dict(zip(scenario.job_names, states, strict=True))
+    return Telemetry(
+        time_s=time_s,
+        service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
+        vcpu_busy_s=(0.0,) * scenario.machine.vcpus,
+        jobs={name: JobTelemetry(state, 0.0) for name, state in jobs.items()},
+        applied=Allocation((0, 1), {name: JobAllocation(state) for name, state in jobs.items()}),
+    )
+
+
 def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
     """As where a queue is empty for a while; its jobs arrive, and the tokens say so."""
     policy = GeneralPolicy(read_general_checkpoint(path), "general")
@@ -209,13 +222,7 @@ def test_it_goes_on_without_jobs_and_with_new_ones(path: Path) -> None:
         scenario = SCENARIO.with_jobs(jobs)
         policy.change_jobs(scenario)
         assert policy._blank[18] == 1.0
-        shown = Telemetry(
-            time_s=float(step),
-            service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
-            vcpu_busy_s=(0.0,) * scenario.machine.vcpus,
-            jobs={job.name: JobTelemetry(JobState.PENDING, 0.0) for job in jobs},
-            applied=Allocation((0, 1), {job.name: JobAllocation() for job in jobs}),
-        )
+        shown = waiting(scenario, float(step))
         assert set(policy.decide(shown).validate(scenario).jobs) == {job.name for job in jobs}
 
 
@@ -233,35 +240,20 @@ def test_the_network_is_asked_when_jobs_come_or_go(
     policy = GeneralPolicy(read_general_checkpoint(path), "general")
     policy.reset(SCENARIO)
 
-    def decide(scenario: Scenario, time_s: float, done: int = 0) -> None:
-        states = [JobState.DONE] * done + [JobState.PENDING] * (len(scenario.jobs) - done)
-        jobs = dict(zip(scenario.job_names, states, strict=True))
-        policy.decide(
-            Telemetry(
-                time_s=time_s,
-                service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
-                vcpu_busy_s=(0.0,) * 4,
-                jobs={name: JobTelemetry(state, 0.0) for name, state in jobs.items()},
-                applied=Allocation(
-                    (0, 1), {name: JobAllocation(state) for name, state in jobs.items()}
-                ),
-            )
-        )
-
     for time_s in (0.0, 1.0, 2.0):
-        decide(SCENARIO, time_s)
+        policy.decide(waiting(SCENARIO, time_s))
     assert len(asked) == 1
     policy.change_jobs(SCENARIO)
-    decide(SCENARIO, 3.0)
+    policy.decide(waiting(SCENARIO, 3.0))
     assert len(asked) == 1
-    decide(SCENARIO, 4.0, done=1)
+    policy.decide(waiting(SCENARIO, 4.0, done=1))
     assert len(asked) == 2
     fewer = SCENARIO.with_jobs(SCENARIO.jobs[1:])
     policy.change_jobs(fewer)
-    decide(fewer, 5.0)
+    policy.decide(waiting(fewer, 5.0))
     assert len(asked) == 2  # who is done was gone already
     policy.change_jobs(SCENARIO)
-    decide(SCENARIO, 6.0)
+    policy.decide(waiting(SCENARIO, 6.0))
     assert len(asked) == 3
 
 
@@ -271,13 +263,7 @@ def test_whoever_interrupts_its_answer_gets_one_the_next_time(
     """A loop that is held up interrupts what is late; without a list no job would ever start."""
     policy = GeneralPolicy(read_general_checkpoint(path), "general")
     policy.reset(SCENARIO)
-    shown = Telemetry(
-        time_s=0.0,
-        service=ServiceTelemetry(0.0, 0.0, 0.0, 1000.0, 0.1),
-        vcpu_busy_s=(0.0,) * 4,
-        jobs=dict.fromkeys(SCENARIO.job_names, JobTelemetry(JobState.PENDING, 0.0)),
-        applied=Allocation((0, 1), dict.fromkeys(SCENARIO.job_names, JobAllocation())),
-    )
+    shown = waiting(SCENARIO, 0.0)
 
     def late(network: SingleAttention, legal: np.ndarray) -> int:
         raise TimeoutError
