@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import os
 import subprocess
 import tempfile
@@ -124,9 +123,9 @@ def run(
         def leave_jobs() -> bool:
             return settings.leave_jobs and stop.number != 0
 
+        _share_one_heap()
         with steered(parts, settings, guardian, leave_jobs, spool, pods) as steering:
             machine = steering.machine
-            _settle_memory()
             loop = Loop(machine, policy, parts.recorder, stop, samplers)
             loop.run()
             for log in logs:
@@ -313,19 +312,10 @@ def _listed(cores: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cores)))
 
 
-def _settle_memory() -> None:
-    """
-    Keep collections off all that was made so far, and have threads share the main heap.
-
-    What the start needed and has left behind goes back to the machine.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    with contextlib.suppress(AttributeError):  # they are glibc's
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_ARENA_MAX, 1)
-        libc.malloc_trim(0)
+def _share_one_heap() -> None:
+    """Have the threads that begin from now on share the main heap."""
+    with contextlib.suppress(AttributeError):  # the call is glibc's
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def _exit_code(jobs: Iterable[JobRecord], stop: StopRequest, faults: list[str]) -> int:

@@ -4,7 +4,6 @@ What a deployment needs of the machine, checked without changing anything.
 `--check` says all of it; a deployment is refused with the first line that says FAIL.
 """
 
-import contextlib
 import os
 import resource
 import shutil
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.assembly import docker_address, usable_hierarchy
+from deploy.jobs.docker_socket import ping
 from deploy.jobs.placement import online_vcpus
 from deploy.linux.own_folder import OwnFolder
 from deploy.settings import Settings
@@ -154,17 +154,14 @@ def docker_answers(settings: Settings) -> Iterator[Finding]:
 
     :param settings: say where it is
     """
-    from deploy.jobs.containers import connect, sdk  # late: only who runs containers needs it
-
     try:
         address = docker_address(settings)
     except InputError as error:
         yield Finding(FAULT, "Docker", str(error))
         return
     try:
-        with contextlib.closing(connect(address)) as client:
-            version = client.version()["Version"]
-    except (sdk().errors.DockerException, OSError):
+        version = ping(address)
+    except (OSError, ValueError):
         found = f"at {address} cannot be reached: is it running, and are you root? "
         yield Finding(FAULT, "Docker", f"{found}--runtime process does without it")
         return

@@ -8,20 +8,18 @@ vCPUs and the class that memcached had, stays unknown.
 
 import os
 import re
-import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from deploy.jobs.containers import LABEL, DockerRuntime, connect, docker_fault, sdk
+from deploy.jobs.docker_socket import listens
 from deploy.jobs.placement import session_members
 from deploy.jobs.runtimes import ProcessRuntime, kill_all
 from deploy.linux.cgroups import Hierarchy, find_groups
 from deploy.records.proof import MOUNTED_AT, WRAPPER
 from deploy.records.state import JobRecord, State, StateFolder
 from deploy.safety.restore import undo
-
-CONNECT_LIMIT_S = 2.0
 
 ATTEMPT = re.compile(r"attempt-([0-9a-f]{12})-")
 """Begins the name of an attempt's folder, see `StateFolder.attempt_folder`."""
@@ -58,7 +56,7 @@ def find(folder: StateFolder, hierarchy: Hierarchy | None, docker: str) -> Lefto
     :param docker: address of the Docker daemon, empty where there is none
     """
     found = Leftovers(processes=_processes(folder.path))
-    if docker and _listens(docker):
+    if docker and listens(docker):
         try:
             found.containers = _containers(folder.path, docker)
         except (OSError, sdk().errors.DockerException) as error:
@@ -146,16 +144,3 @@ def _nonce(attempt: Path, folder: Path) -> str:
     """The deployment of an attempt's folder; empty if it is none, or is elsewhere."""
     match = ATTEMPT.match(attempt.name)
     return match[1] if match is not None and attempt.parent == folder else ""
-
-
-def _listens(docker: str) -> bool:
-    """Whether there is a daemon at an address, be it one that does not answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(CONNECT_LIMIT_S)
-        try:
-            connection.connect(docker.removeprefix("unix://"))
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-    return True
