@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from deploy.records import terminal
     from deploy.safety import guardian
 
-    gc.disable()  # until the loop starts: nothing that is imported is garbage
+    gc.disable()  # until the loop decides: nothing that is imported is garbage
     os.umask(os.umask(0) | 0o022)  # nobody else may write to what a deployment makes
     try:
         # Forked first, so that it stays small; everything else is imported afterwards.

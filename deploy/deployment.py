@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import subprocess
 import tempfile
@@ -123,7 +124,7 @@ def run(
         def leave_jobs() -> bool:
             return settings.leave_jobs and stop.number != 0
 
-        _share_one_heap()
+        _settle_memory()
         with steered(parts, settings, guardian, leave_jobs, spool, pods) as steering:
             machine = steering.machine
             loop = Loop(machine, policy, parts.recorder, stop, samplers)
@@ -312,10 +313,18 @@ def _listed(cores: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cores)))
 
 
-def _share_one_heap() -> None:
-    """Have the threads that begin from now on share the main heap."""
-    with contextlib.suppress(AttributeError):  # the call is glibc's
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+def _settle_memory() -> None:
+    """
+    Give back to the machine what the start needed, and have threads share the main heap.
+
+    That is done before memcached's SLO is the loop's matter: at the loop's priority memcached would
+    wait for it.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # they are glibc's
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_ARENA_MAX, 1)
+        libc.malloc_trim(0)
 
 
 def _exit_code(jobs: Iterable[JobRecord], stop: StopRequest, faults: list[str]) -> int:

@@ -5,8 +5,6 @@ It is the simulator's loop (`training.evaluation.episodes`) on a real machine, w
 the policy.
 """
 
-import contextlib
-import ctypes
 import gc
 import math
 import signal
@@ -218,7 +216,8 @@ class Loop:
                     self._sample(self.machine.telemetry())
                 if self._stop.number:
                     break
-            _settle_memory()
+            gc.freeze()  # collections keep off all that was made so far
+            gc.enable()
             used_s, began_s = time.process_time(), time.monotonic()
             while not (self.machine.over or self._stop.number):
                 self.step()
@@ -270,16 +269,3 @@ class Loop:
         give_up_s = self.machine.now_s + 4.0 * self.machine.scenario.control.period_s
         while self.machine.stale and self.machine.now_s < give_up_s:
             self.machine.advance(self.machine.now_s)
-
-
-def _settle_memory() -> None:
-    """
-    Keep collections off all that was made so far.
-
-    What the start needed and has left behind goes back to the machine.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    with contextlib.suppress(AttributeError):  # the call is glibc's
-        ctypes.CDLL(None).malloc_trim(0)
