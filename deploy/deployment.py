@@ -317,8 +317,8 @@ def _settle_memory() -> None:
     """
     Give back to the machine what the start needed, and have threads share the main heap.
 
-    That is done before memcached's SLO is the loop's matter: at the loop's priority memcached would
-    wait for it.
+    The collection comes before the loop takes its real-time priority, at which memcached would have
+    to wait for 0.1 s.
     """
     gc.collect()
     with contextlib.suppress(AttributeError):  # they are glibc's

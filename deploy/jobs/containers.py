@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from deploy.jobs import gate
+from deploy.jobs.docker_socket import CALL_LIMIT_S
 from deploy.jobs.placement import GroupPlacement
 from deploy.jobs.runtimes import (
     LOG_BYTES,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     import docker
 
 LABEL = "coretide.nonce"
-CALL_LIMIT_S = 10
 
 GUESSER = "charset_normalizer"
 """What `requests` guesses encodings with where it is there."""

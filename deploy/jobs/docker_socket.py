@@ -2,11 +2,11 @@
 
 import socket
 
-LIMIT_S = 10.0
-"""How long a daemon that listens may take to answer; one that is busy takes seconds."""
+CALL_LIMIT_S = 10
+"""How long a daemon that listens may take to answer a call [s]; one that is busy takes seconds."""
 
 LONGEST_ANSWER = 8192
-"""In bytes; a daemon's is 0.3 KiB."""
+"""More than a daemon says to `QUESTION`, which is 0.3 KiB [bytes]."""
 
 QUESTION = b"GET /_ping HTTP/1.0\r\n\r\n"
 
@@ -51,7 +51,7 @@ def listens(address: str) -> bool:
 def _connected(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(LIMIT_S)
+        connection.settimeout(CALL_LIMIT_S)
         connection.connect(address.removeprefix("unix://"))
     except OSError:
         connection.close()
