@@ -54,7 +54,7 @@ STEADY_S = 1.0
 """Counters that fall again within this time are not believed until they have not for as long."""
 
 MEASURED_EVERY_S = 0.9
-"""How often the host's speed is measured at most; a little less than samples are apart."""
+"""How often a loop measures the host's speed at most; a little less than samples are apart."""
 
 LOOPS, LOOP_TURNS = 4, 250
 """Passes of a measurement, and the turns of the loop in each; all of them take 0.1 ms."""
@@ -255,19 +255,35 @@ class Yardstick:
     Others on the same host may halve a VM's speed for minutes without stealing any of its time. The
     work is a loop of the interpreter's, on whichever vCPU the caller is on. The quickest of `LOOPS`
     counts, in which no interrupt fell, and which found in the caches what it needs.
+
+    :param every_s: how often it is measured at most [s]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = MEASURED_EVERY_S) -> None:
+        self._every_s = every_s
         self._measured_s = -math.inf
         self._us = math.nan
 
     def read(self) -> float:
         """The CPU time that the work took when it was last done [µs]."""
         now_s = time.monotonic()
-        if now_s - self._measured_s >= MEASURED_EVERY_S:
+        if now_s - self._measured_s >= self._every_s:
             self._measured_s = now_s
             self._us = min(map(_loop_us, range(LOOPS)))
         return self._us
+
+    def read_on(self, vcpu: int) -> float:
+        """
+        The same on a vCPU of the caller's choice: its core may have other guests than the next one.
+
+        :param vcpu: where the caller may run
+        """
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {vcpu})
+        try:
+            return self.read()
+        finally:
+            os.sched_setaffinity(0, own)
 
 
 def _loop_us(number: int) -> float:

@@ -21,7 +21,6 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import harmonic_mean
 
 import pandas as pd
 from rich import box
@@ -44,6 +43,7 @@ from env.simulator.profile import Background, load_profile
 from training.analysis.findings import job_times
 from training.machine import published
 from training.machine.fit_machine import fit_machine, write_profile
+from training.machine.host_speed import at_one_speed, yardstick_us
 from training.machine.job_traits import fit_pairs, unhindered
 from training.machine.machine_report import Measured, write_report
 from training.measuring import experiment, preflight
@@ -130,8 +130,9 @@ def characterise(
         background = Background(mechanism=testbed.background, kernel=platform.release())
     latency, jobs, actuation = store.table("latency"), job_runs(store), store.table("actuation")
     measured = Measured(latency, jobs, actuation, store.table("factorial"), mode.factors)
-    profile = fit_machine(scenario, base, latency, jobs, actuation, machine_name())
-    profile = fit_pairs(profile, job_times(jobs.assign(source="here")))
+    even = at_one_speed(jobs)
+    profile = fit_machine(scenario, base, latency, even, actuation, machine_name())
+    profile = fit_pairs(profile, job_times(even.assign(source="here")))
     told = {"background": background, "yardstick_us": yardstick_us(jobs)}
     profile = profile.model_copy(update=told)
     rule = write_profile(profile, scenario, latency, store.table("capacity"), out)
@@ -142,19 +143,6 @@ def characterise(
     measured = replace(measured, verdicts=verdicts)
     lines, summary = write_report(derived, profile, measured, out)
     return [rule, *lines], summary
-
-
-def yardstick_us(jobs: pd.DataFrame) -> float | None:
-    """
-    What a fixed piece of work took while jobs were measured [µs].
-
-    :param jobs: their runs
-    :return: by the mean of the speeds; None where half of the runs do not say, as in a folder that
-        an older version began
-    """
-    told = jobs["yardstick_us"].tolist() if "yardstick_us" in jobs else []
-    known = [us for us in told if us > 0.0]
-    return float(f"{harmonic_mean(known):.4g}") if 2 * len(known) > len(jobs) else None
 
 
 def measure(scenario: Scenario, mode: CampaignPlan, store: Store, testbed: Testbed) -> None:

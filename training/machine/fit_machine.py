@@ -283,40 +283,52 @@ def _costs(points: pd.DataFrame, capacity_qps: float, left: Left) -> dict[str, P
     """
     CPU time of requests by the load, in powers of it: batches grow with the load and cost less.
 
-    The load and its probe cost most alone: they wake an idle vCPU thousands of times a second, and
-    what that costs a VM is charged to them. What they take beside a job is what it does not get.
+    The load and its probe cost most alone, above all where there is little of it: they wake an idle
+    vCPU thousands of times a second, and what that costs a VM is charged to them. So they count as
+    they were measured on a vCPU with a job, if they were, and what they take beside one that never
+    rests is what it does not get.
 
     :param points: of memcached, with what it and the load generator used
     :param capacity_qps: of one vCPU
     :param left: what they leave to jobs
     """
-    one = points[
-        (points["beside"] == ALONE) & (points["cores"] == 1) & (points["client_cores"] > 0)
-    ]
     # At capacity all of it is used, however requests are batched; nothing is served in a window
     # that whoever measured was held up in until it had no length left.
-    one = one[one["achieved_qps"].between(0.0, BELOW * capacity_qps, inclusive="neither")]
-    one = one[one["cpu_util_pct"] > 0]
+    below = points["achieved_qps"].between(0.0, BELOW * capacity_qps, inclusive="neither")
+    told = points[below & (points["client_cores"] > 0) & (points["cpu_util_pct"] > 0)]
+    one = told[(told["beside"] == ALONE) & (told["cores"] == 1)]
     if len(one) < 2:
         return {}
-    part = np.log(one["achieved_qps"].to_numpy() / capacity_qps)
-    used = np.log(one["cpu_util_pct"].to_numpy() / 100.0)
+    part, used = _logarithms(one, capacity_qps, one["cpu_util_pct"] / 100.0)
     costs = {"service_exponent": _power(float(part @ used / (part @ part)))}
-    if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
-        exponent, full = np.polyfit(part, np.log(one["client_cores"].to_numpy()), 1)
+    shares = told["shares_client"] > 0
+    if shares.any():  # it runs on one of the scenario's vCPUs
+        crowded = told[shares & (told["beside"] != ALONE)]
+        met = crowded if crowded["target_qps"].nunique() > 1 else one
+        exponent, full = np.polyfit(*_logarithms(met, capacity_qps, met["client_cores"]), 1)
         power = _power(float(exponent))
-        alone = math.exp(full) * left.load**power.value
-        cheaper = (1.0 - left.vcpu) / alone if math.isfinite(left.vcpu) else 1.0
-        most = significant(min(cheaper * math.exp(full), 1.0))
-        client = Parameter(value=most, spread=COST_SD, unit="vCPU", source=HERE)
+        most = math.exp(full)
+        if math.isfinite(left.vcpu):
+            most = (1.0 - left.vcpu) / left.load**power.value
+        client = Parameter(
+            value=significant(min(most, 1.0)), spread=COST_SD, unit="vCPU", source=HERE
+        )
         agent = Parameter(
-            value=significant(LOOP_VCPUS + cheaper * float(one["probe_cores"].median())),
+            value=significant(LOOP_VCPUS + float(met["probe_cores"].median())),
             spread=COST_SD,
             unit="vCPU",
             source=f"{HERE}: a probe; the loop: benchmarks.live",
         )
         costs |= {"client_cpu": client, "client_exponent": power, "agent_cpu": agent}
     return costs
+
+
+def _logarithms(
+    points: pd.DataFrame, capacity_qps: float, used: pd.Series
+) -> tuple[FloatArray, FloatArray]:
+    """Of the load, as a part of what one vCPU serves, and of what it used."""
+    part = points["achieved_qps"].to_numpy(np.float64) / capacity_qps
+    return np.log(part), np.log(used.to_numpy(np.float64))
 
 
 def _power(value: float) -> Parameter:

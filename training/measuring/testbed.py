@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import shutil
@@ -166,7 +167,7 @@ class Testbed:
         self._stack = stack
         self._attempts = 0
         self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
-        self._yardstick = Yardstick()
+        self._yardstick = Yardstick(0.0)
 
     @functools.cached_property
     def containers(self) -> DockerRuntime:
@@ -369,7 +370,7 @@ class Testbed:
             before, started_s = self._taken_s(), time.monotonic()
             beside_s = beside_here.group.cpu_s() if beside_here else 0.0
             service_s = self._service.cpu_s()
-            ended, yardsticks_us = self._await_end(instance, limit_s, neighbour)
+            ended, yardsticks_us = self._await_end(instance, cores, limit_s, neighbour)
             after, ended_s = self._taken_s(), time.monotonic()
             cpu_s = group.cpu_s()
             known_s = cpu_s + self._service.cpu_s() - service_s
@@ -467,21 +468,21 @@ class Testbed:
             group.remove()
 
     def _await_end(
-        self, instance: Instance, limit_s: float, neighbour: Neighbour | None
+        self, instance: Instance, cores: Sequence[int], limit_s: float, neighbour: Neighbour | None
     ) -> tuple[bool, list[float]]:
         """
         Wait for a job's end or its limit; unpin it as deployments do, and keep its company going.
 
-        :return: whether it has ended, and what the yardstick read meanwhile [µs]
+        :return: whether it has ended, and what the yardstick read on its vCPUs meanwhile [µs]
         """
-        seen_us = [self._yardstick.read()]
+        in_turn, seen_us = itertools.cycle(cores), [self._yardstick.read_on(cores[0])]
         give_up_s = time.monotonic() + limit_s
         while (left_s := give_up_s - time.monotonic()) > 0.0:
             files = [instance.ended, *([neighbour.ended] if neighbour else [])]
             ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
             if instance.ended in ready:
                 return True, seen_us
-            seen_us.append(self._yardstick.read())
+            seen_us.append(self._yardstick.read_on(next(in_turn)))
             if instance.placement is not None:
                 with contextlib.suppress(OSError):  # it may be gone
                     instance.placement.unpin()

@@ -1,6 +1,5 @@
 """Characterising the real machine with real programs, and what stops it beforehand."""
 
-import math
 import os
 import select
 import shutil
@@ -24,8 +23,9 @@ from env.scenario import Job, Scenario, load_scenario
 from env.simulator.profile import load_profile
 from tests.training.machine.conftest import CONTENT
 from training.analysis.queueing import SATURATED
-from training.machine.characterisation import machine_name, main, yardstick_us
+from training.machine.characterisation import machine_name, main
 from training.machine.fit_machine import fit_machine, write_profile
+from training.machine.host_speed import yardstick_us
 from training.machine.local_load import ROOM
 from training.machine.machine_report import Measured, write_report
 from training.measuring import actuation
@@ -178,13 +178,6 @@ def test_a_sampled_job_takes_about_as_long_as_the_whole(measured: Path, scenario
         whole = testbed.time_job(scenario.jobs[0], 1, (0,))
     assert one["cpu_s"] == pytest.approx(whole["cpu_s"], rel=0.3)
     assert (jobs["yardstick_us"] > 0.0).all() and yardstick_us(jobs) is not None
-
-
-def test_how_fast_the_host_was_is_the_mean_of_the_speeds_if_most_runs_tell() -> None:
-    told = pd.DataFrame({"job": list("abc"), "yardstick_us": [math.nan, 100.0, 200.0]})
-    assert yardstick_us(told) == pytest.approx(133.3)
-    assert yardstick_us(told.iloc[:2]) is None and yardstick_us(told[["job"]]) is None
-    assert yardstick_us(told.iloc[1:2]) == 100.0
 
 
 @live

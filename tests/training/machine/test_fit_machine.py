@@ -153,8 +153,29 @@ def test_a_load_generator_costs_what_a_job_beside_it_does_not_get(scenario: Scen
     crowded = fit_machine(scenario, base, shared, pd.concat([jobs, beside]), actuation, "m").costs
     assert cost_while_served(crowded) == pytest.approx(0.2, rel=0.01)
     assert crowded["client_exponent"] == alone["client_exponent"]
-    cheaper = crowded["client_cpu"].value / at_most
-    assert crowded["agent_cpu"].value == pytest.approx(LOOP_VCPUS + 0.08 * cheaper, rel=0.01)
+    assert crowded["agent_cpu"] == alone["agent_cpu"]
+
+
+def test_how_a_load_generator_costs_go_with_the_load_is_told_beside_a_job(
+    scenario: Scenario,
+) -> None:
+    """Alone they hardly do: there each of its packets wakes an idle vCPU."""
+    base = load_profile(scenario.profile)
+    latency, jobs, actuation = machine_tables(scenario)
+    beside = latency["beside"] != "none"
+    part = latency["achieved_qps"] / 400e3
+    told = latency.assign(
+        shares_client=1.0,
+        client_cores=(0.5 * part**0.05).where(~beside, 0.4 * part**0.3),
+        probe_cores=np.where(beside, 0.1, 0.15),
+    )
+    costs = fit_machine(scenario, base, told, jobs, actuation, "m").costs
+    assert costs["client_exponent"].value == pytest.approx(0.3, rel=0.02)
+    assert costs["client_cpu"].value == pytest.approx(0.4, rel=0.02)
+    assert costs["agent_cpu"].value == pytest.approx(LOOP_VCPUS + 0.1, rel=0.01)
+    few = told[~beside | (told["target_qps"] == told["target_qps"].min())]
+    costs = fit_machine(scenario, base, few, jobs, actuation, "m").costs
+    assert costs["client_exponent"].value == pytest.approx(0.05, rel=0.02)
 
 
 def cost_while_served(costs: dict[str, Parameter]) -> float:
