@@ -301,9 +301,8 @@ def _costs(points: pd.DataFrame, capacity_qps: float, left: Left) -> dict[str, P
         return {}
     part, used = _logarithms(one, capacity_qps, one["cpu_util_pct"] / 100.0)
     costs = {"service_exponent": _power(float(part @ used / (part @ part)))}
-    shares = told["shares_client"] > 0
-    if shares.any():  # it runs on one of the scenario's vCPUs
-        crowded = told[shares & (told["beside"] != ALONE)]
+    if (points["shares_client"] > 0).any():  # it runs on one of the scenario's vCPUs
+        crowded = told[(told["shares_client"] > 0) & (told["beside"] != ALONE)]
         met = crowded if crowded["target_qps"].nunique() > 1 else one
         exponent, full = np.polyfit(*_logarithms(met, capacity_qps, met["client_cores"]), 1)
         power = _power(float(exponent))

@@ -4,9 +4,8 @@ Runs of jobs, as they would have been at one speed of the host.
 Others on a host may halve the speed of a vCPU for a moment or for minutes, and steal nothing
 meanwhile. A job that was measured alone in a good minute and in company in a bad one seems to
 suffer from the company. So each run's times are brought to the mean speed of all runs, by what the
-yardstick (`deploy.linux.sensors.Yardstick`) read on the run's own vCPUs. In three turns of one
-policy on such a host the CPU time of seven jobs was 42.4, 33.7 and 34.9 s, and the host 0.92, 1.15
-and 1.17 times as fast as on average (docs/measured.md, f4710df): time goes with 1 / speed.
+yardstick (`deploy.linux.sensors.Yardstick`) read on the run's own vCPUs. Why a job's time goes with
+1 / speed is in docs/characterisation.md, "How fast the host is".
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Testbed:
         self._stack = stack
         self._attempts = 0
         self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
-        self._yardstick = Yardstick(0.0)
+        self._yardstick = Yardstick(every_s=0.0)
 
     @functools.cached_property
     def containers(self) -> DockerRuntime:
