@@ -56,6 +56,9 @@ STEADY_S = 1.0
 MEASURED_EVERY_S = 0.9
 """How often a loop measures the host's speed at most; a little less than samples are apart."""
 
+MEASURED_AT_ONCE = 2
+"""On so many vCPUs, one after another."""
+
 LOOPS, LOOP_TURNS = 4, 250
 """Passes of a measurement, and the turns of the loop in each; all of them take 0.1 ms."""
 
@@ -252,38 +255,43 @@ class Yardstick:
     """
     What a fixed piece of work costs now: how fast the host is, which no counter of a VM shows.
 
-    Others on the same host may halve a VM's speed for minutes without stealing any of its time. The
-    work is a loop of the interpreter's, on whichever vCPU the caller is on. The quickest of `LOOPS`
-    counts, in which no interrupt fell, and which found in the caches what it needs.
+    Others on the same host may halve a vCPU's speed for seconds or minutes without stealing any of
+    its time, and that of the next vCPU or not. So the work, a loop of the interpreter's, is done on
+    several vCPUs, in turn if they are many. The quickest of `LOOPS` counts, in which no interrupt
+    fell, and which found in the caches what it needs.
 
+    :param vcpus: where it is done; wherever the caller is if it may run on none of them
     :param every_s: how often it is measured at most [s]
     """
 
-    def __init__(self, every_s: float = MEASURED_EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self, vcpus: Sequence[int], every_s: float = MEASURED_EVERY_S):
+        self._vcpus, self._every_s = vcpus, every_s
         self._measured_s = -math.inf
         self._us = math.nan
+        self._turn = 0
 
     def read(self) -> float:
-        """The CPU time that the work took when it was last done [µs]."""
+        """The CPU time that the work took when it was last done, by the mean of the speeds [µs]."""
         now_s = time.monotonic()
         if now_s - self._measured_s >= self._every_s:
             self._measured_s = now_s
-            self._us = min(map(_loop_us, range(LOOPS)))
+            with contextlib.suppress(OSError):  # a vCPU may be taken from the caller at any moment
+                self._us = self._measure()
         return self._us
 
-    def read_on(self, vcpu: int) -> float:
-        """
-        The same on a vCPU of the caller's choice: its core may have other guests than the next one.
-
-        :param vcpu: where the caller may run
-        """
+    def _measure(self) -> float:
         own = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {vcpu})
+        there = [vcpu for vcpu in self._vcpus if vcpu in own] or [*own]
+        count = min(MEASURED_AT_ONCE, len(there))
+        speed = 0.0
         try:
-            return self.read()
+            for _ in range(count):
+                self._turn += 1
+                os.sched_setaffinity(0, {there[self._turn % len(there)]})
+                speed += 1.0 / min(map(_loop_us, range(LOOPS)))
         finally:
             os.sched_setaffinity(0, own)
+        return count / speed
 
 
 def _loop_us(number: int) -> float:

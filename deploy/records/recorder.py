@@ -177,7 +177,7 @@ class Recorder:
             self._events = LineFile.at(folder / EVENTS_FILE, self.disk)
             self._samples = LineFile.at(folder / SAMPLES_FILE, self.disk)
             self._stolen = StolenClock(scenario.machine.vcpus)
-            self._yardstick = Yardstick()
+            self._yardstick = Yardstick(range(scenario.machine.vcpus))
             resumed = self._events.size > 0
             if not resumed:
                 write_own(folder / SCENARIO_FILE, scenario.model_dump_json(indent=2))

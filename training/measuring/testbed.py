@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import shutil
@@ -167,7 +166,6 @@ class Testbed:
         self._stack = stack
         self._attempts = 0
         self.clock = VcpuClock(self.client_cpu + 1, hierarchy.mounts.get("cpuacct"))
-        self._yardstick = Yardstick(every_s=0.0)
 
     @functools.cached_property
     def containers(self) -> DockerRuntime:
@@ -475,14 +473,15 @@ class Testbed:
 
         :return: whether it has ended, and what the yardstick read on its vCPUs meanwhile [µs]
         """
-        in_turn, seen_us = itertools.cycle(cores), [self._yardstick.read_on(cores[0])]
+        yardstick = Yardstick(cores, every_s=0.0)
+        seen_us = [yardstick.read()]
         give_up_s = time.monotonic() + limit_s
         while (left_s := give_up_s - time.monotonic()) > 0.0:
             files = [instance.ended, *([neighbour.ended] if neighbour else [])]
             ready = await_readable(files, min(left_s, UNPIN_EVERY_S))
             if instance.ended in ready:
                 return True, seen_us
-            seen_us.append(self._yardstick.read_on(next(in_turn)))
+            seen_us.append(yardstick.read())
             if instance.placement is not None:
                 with contextlib.suppress(OSError):  # it may be gone
                     instance.placement.unpin()
