@@ -57,10 +57,10 @@ MEASURED_EVERY_S = 0.9
 """How often a loop measures the host's speed at most; a little less than samples are apart."""
 
 MEASURED_AT_ONCE = 2
-"""On so many vCPUs, one after another."""
+"""How many vCPUs a measurement is made on, one after another."""
 
 LOOPS, LOOP_TURNS = 4, 250
-"""Passes of a measurement, and the turns of the loop in each; all of them take 0.1 ms."""
+"""Passes of a measurement on a vCPU, and the turns of the loop in each; all of them take 0.1 ms."""
 
 MOST_NEWS = 16
 """Lines that are kept for somebody to write down."""
@@ -258,7 +258,8 @@ class Yardstick:
     Others on the same host may halve a vCPU's speed for seconds or minutes without stealing any of
     its time, and that of the next vCPU or not. So the work, a loop of the interpreter's, is done on
     several vCPUs, in turn if they are many. The quickest of `LOOPS` counts, in which no interrupt
-    fell, and which found in the caches what it needs.
+    fell, and which found in the caches what it needs. On each vCPU the caller waits for what goes
+    before it there.
 
     :param vcpus: where it is done; wherever the caller is if it may run on none of them
     :param every_s: how often it is measured at most [s]
@@ -271,7 +272,11 @@ class Yardstick:
         self._turn = 0
 
     def read(self) -> float:
-        """The CPU time that the work took when it was last done, by the mean of the speeds [µs]."""
+        """
+        The CPU time that the work took when it was last done [µs]; NaN if it never was.
+
+        Of several vCPUs it is the harmonic mean, as what jobs get done goes with the mean speed.
+        """
         now_s = time.monotonic()
         if now_s - self._measured_s >= self._every_s:
             self._measured_s = now_s
