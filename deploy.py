@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminal.complain(f"no guardian can be started: {error.strerror}")
         return 2
     try:
+        from deploy.jobs import spared
+
+        spared.import_digests()
         from deploy import commands
 
         return commands.main(argv, watcher)

@@ -9,11 +9,10 @@ track of containers whose own group somebody else froze.
 import contextlib
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from deploy.jobs import gate
 from deploy.jobs.docker_socket import CALL_LIMIT_S
@@ -27,6 +26,7 @@ from deploy.jobs.runtimes import (
     JobFailedError,
     RuntimeUnavailableError,
 )
+from deploy.jobs.spared import without
 from deploy.linux import standing
 from deploy.linux.cgroups import Hierarchy, JobGroup, cpuset_folder
 from deploy.linux.service_process import pin, stat_fields
@@ -36,14 +36,12 @@ from env.allocation import Weight
 from env.errors import fault
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import docker
 
 LABEL = "coretide.nonce"
 
-GUESSER = "charset_normalizer"
-"""What `requests` guesses encodings with where it is there."""
+SPARED = ("charset_normalizer", "ssl")
+"""What `requests` guesses encodings with, 3 MiB, and TLS, 5 MiB with OpenSSL."""
 
 LARGEST_FILE_MIB = 64
 """What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
@@ -257,17 +255,13 @@ def sdk() -> Any:
     """
     Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start.
 
-    Its HTTP library does without what guesses a text's encoding, which takes 3 MiB: Docker's texts
-    are UTF-8. A signal waits for the import: half a library has none of the errors that whoever is
-    interrupted asks it for.
+    Its HTTP library does without `SPARED`: Docker's texts are UTF-8, and it listens at a socket of
+    this machine. A signal waits for the import: half a library has none of the errors that whoever
+    is interrupted asks it for.
     """
     warnings.filterwarnings("ignore", "Unable to find acceptable character detection")
-    with held():
-        spared = sys.modules.setdefault(GUESSER, cast("ModuleType", None)) is None
+    with held(), without(*SPARED):
         import docker
-
-        if spared:
-            del sys.modules[GUESSER]  # who needs it may have it
     return docker
 
 

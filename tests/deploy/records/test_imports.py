@@ -1,5 +1,6 @@
 """What is needed to run and to see a deployment: nothing that is large."""
 
+import hashlib
 import subprocess
 import sys
 
@@ -18,11 +19,32 @@ def test_running_and_seeing_a_deployment_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "set()", result.stderr
 
 
-def test_dockers_sdk_comes_without_what_guesses_encodings_and_without_a_word() -> None:
+def test_dockers_sdk_comes_without_encodings_and_tls_and_without_a_word() -> None:
     program = (
         "import sys, deploy.jobs.containers as containers\n"
-        "print(containers.sdk().__name__, 'charset_normalizer' in sys.modules)\n"
-        "import charset_normalizer"
+        "print(containers.sdk().__name__, {'charset_normalizer', '_ssl'} & set(sys.modules))\n"
+        "import charset_normalizer, ssl"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.stdout.strip() == "docker False" and result.stderr == ""
+    assert result.stdout.strip() == "docker set()" and result.stderr == ""
+
+
+def test_a_deployment_hashes_without_openssl_to_the_same_digest() -> None:
+    program = (
+        "import sys; from deploy.jobs.spared import import_digests\n"
+        "import_digests(); import hashlib, deploy.commands, deploy.deployment\n"
+        "print('_hashlib' in sys.modules, hashlib.sha256(b'coretide').hexdigest())"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", hashlib.sha256(b"coretide").hexdigest()]
+    assert result.stderr == ""
+
+
+def test_a_library_that_is_spared_while_another_is_imported_may_be_had_later() -> None:
+    program = (
+        "import sys; from deploy.jobs.spared import without\n"
+        "with without('ssl', 'sys'): import http.client\n"
+        "import ssl; print(hasattr(http.client, 'HTTPSConnection'), ssl.__name__, sys.platform)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "ssl", sys.platform], result.stderr

@@ -1,0 +1,42 @@
+"""
+Libraries that a deployment does without, though others import them where they are there.
+
+Docker is spoken to at a socket of this machine, and what is hashed are a few KiB: OpenSSL, which
+Python's `ssl`, `hashlib` and `hmac` load, would take 5 of the loop's 70 MiB.
+"""
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+OWN_SHA256 = ("_sha256", "_sha2")
+"""Python's own SHA-256, up to 3.11 and since; some distributions leave it to OpenSSL alone."""
+
+
+@contextlib.contextmanager
+def without(*names: str) -> Iterator[None]:
+    """
+    Import others as if some modules were not installed; who asks for them later gets them.
+
+    :param names: the modules; what is imported already stays
+    """
+    spared = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(spared, cast("ModuleType", None)))
+    try:
+        yield
+    finally:
+        for name in spared:
+            del sys.modules[name]
+
+
+def import_digests() -> None:
+    """Make `hashlib` and `hmac` use Python's own digests, before anybody else imports them."""
+    if any(map(importlib.util.find_spec, OWN_SHA256)):
+        with without("_hashlib"):
+            import hashlib  # noqa: F401
+            import hmac  # noqa: F401
