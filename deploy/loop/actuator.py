@@ -30,6 +30,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.group_sensor import process_names
 from deploy.linux.readiness import Awaited
+from deploy.loop.spreading import spread
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -291,7 +292,8 @@ class Actuator:
         elif new - old:
             self._write_service(self._service_wanted)
         coming: list[JobRun] = []
-        for name, wanted in allocation.jobs.items():
+        had = {name: run.wanted.cores for name, run in self.jobs.items()}
+        for name, wanted in spread(allocation, had).jobs.items():
             run = self.jobs[name]
             if wanted.state in (JobState.RUNNING, JobState.PAUSED):
                 run.want(wanted)

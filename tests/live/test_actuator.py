@@ -18,7 +18,6 @@ from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
 from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.linux import service_process
 from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
-from deploy.linux.service_process import Program
 from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_KEPT_S, LONGEST_REST_S, REST, Actuator
 from deploy.records.proof import CANCELLED
 from deploy.records.recorder import Recorder
@@ -125,7 +124,7 @@ def test_a_group_that_is_not_written_down_is_not_made(actuator, monkeypatch):
 
 def test_a_memcached_that_is_gone_is_not_said_to_have_its_vcpus_back(actuator):
     state = actuator.state
-    runs = Program((0, 0, 0, 0), "/usr/bin/memcached")
+    runs = service_process.Program((0, 0, 0, 0), "/usr/bin/memcached")
     state.service = [ServiceRecord(os.getpid(), -1, {}, runs)]
     assert (
         restore.in_words(state) == f"memcached {os.getpid()} is gone; all else is as it was found"
@@ -359,6 +358,14 @@ def test_a_job_that_pins_itself_is_let_go_within_a_second_or_so(actuator):
     pid = actuator.jobs["dedup"].instance.pid
     os.sched_setaffinity(pid, {1})  # as its program may do
     poll_until(actuator, lambda: os.sched_getaffinity(pid) == {0, 1})
+
+
+@needs_groups
+def test_background_jobs_that_are_as_many_as_their_vcpus_have_one_each(actuator):
+    job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
+    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
+    settle(actuator, *actuator.jobs)
+    assert [run.instance.placement.cores() for run in actuator.jobs.values()] == [(0,), (1,)]
 
 
 @needs_groups
