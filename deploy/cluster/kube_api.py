@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import queue
-import ssl  # noqa: F401  (Docker's SDK, should it come first, must not leave it out)
+import ssl  # noqa: F401  (before Docker's SDK, which would leave it out for all)
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -9,6 +9,7 @@ track of containers whose own group somebody else froze.
 import contextlib
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 LABEL = "coretide.nonce"
 
-SPARED = ("charset_normalizer", "ssl")
-"""What `requests` guesses encodings with, 3 MiB, and TLS, 5 MiB with OpenSSL."""
+GUESSER = "charset_normalizer"
+"""What `requests` guesses encodings with where it is there: 3 MiB."""
 
 LARGEST_FILE_MIB = 64
 """What a container may write to is in memory and no larger, `/tmp` and Docker's `/dev/shm`; all but
@@ -255,12 +256,14 @@ def sdk() -> Any:
     """
     Docker's SDK, imported by the first call, in the worker: it takes a quarter of the start.
 
-    Its HTTP library does without `SPARED`: Docker's texts are UTF-8, and it listens at a socket of
-    this machine. A signal waits for the import: half a library has none of the errors that whoever
-    is interrupted asks it for.
+    Its HTTP library does without what guesses a text's encoding, as Docker's texts are UTF-8, and
+    without TLS, as Docker is at a socket of this machine, unless the process has OpenSSL already:
+    then others may need TLS, too. A signal waits for the import: half a library has none of the
+    errors that whoever is interrupted asks it for.
     """
     warnings.filterwarnings("ignore", "Unable to find acceptable character detection")
-    with held(), without(*SPARED):
+    spared = [GUESSER] if "_hashlib" in sys.modules else [GUESSER, "ssl"]
+    with held(), without(*spared):
         import docker
     return docker
 

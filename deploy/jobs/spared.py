@@ -1,8 +1,8 @@
 """
 Libraries that a deployment does without, though others import them where they are there.
 
-Docker is spoken to at a socket of this machine, and what is hashed are a few KiB: OpenSSL, which
-Python's `ssl`, `hashlib` and `hmac` load, would take 5 of the loop's 70 MiB.
+Docker is spoken to at a socket of this machine, and what is hashed are profiles and a checkpoint:
+OpenSSL, which Python's `ssl`, `hashlib` and `hmac` load, would take 5 of the loop's 70 MiB.
 """
 
 import contextlib
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from types import ModuleType
 
-OWN_SHA256 = ("_sha256", "_sha2")
-"""Python's own SHA-256, up to 3.11 and since; some distributions leave it to OpenSSL alone."""
+OWN_DIGESTS = (("_md5",), ("_sha1",), ("_sha256", "_sha2"), ("_sha3",), ("_blake2",))
+"""
+Python's own digests; SHA-256 was a module of its own up to 3.11. Some distributions leave all or
+most of them to OpenSSL.
+"""
 
 
 @contextlib.contextmanager
@@ -31,12 +34,17 @@ def without(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in spared:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
+
+
+def has_own_digests() -> bool:
+    """Whether this Python can do what `hashlib` promises without OpenSSL."""
+    return all(any(map(importlib.util.find_spec, names)) for names in OWN_DIGESTS)
 
 
 def import_digests() -> None:
     """Make `hashlib` and `hmac` use Python's own digests, before anybody else imports them."""
-    if any(map(importlib.util.find_spec, OWN_SHA256)):
+    if has_own_digests():
         with without("_hashlib"):
             import hashlib  # noqa: F401
             import hmac  # noqa: F401

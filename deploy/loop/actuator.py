@@ -30,7 +30,7 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.group_sensor import process_names
 from deploy.linux.readiness import Awaited
-from deploy.loop.spreading import spread
+from deploy.loop.spreading import Cores, spread
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -39,8 +39,9 @@ from env.scenario import Job, Scenario
 
 NOT_FIRST = "does not go before other programs"
 
-UNPIN_EVERY_S = 1.0
-"""How often jobs that have pinned themselves are looked for: programs do so when they begin."""
+TIDY_EVERY_S = 1.0
+"""How often jobs that have pinned themselves are looked for, as programs do when they begin, and
+those that have kept a vCPU to themselves after another's end, for which nobody came."""
 
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
@@ -107,13 +108,15 @@ class Actuator:
         self._service_names = process_names(service.processes, service.proxy is not None)
         self._leaving: dict[str, Future[None]] = {}  # what is left of jobs that are over
         self._stuck: set[str] = set()  # those of which something cannot be removed
+        self._allocated: dict[str, Cores] = {}  # the vCPUs of each job, as it was last said
+        self._own: dict[str, Cores] = {}  # the vCPU that each had to itself last
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
         self._unlifted: list[ServiceRecord] = []  # those that are still to be put first
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._other_changes = 0  # memcached's, and those of jobs that are gone
-        self._save_at_s = self._unpin_at_s = 0.0
+        self._save_at_s = self._tidy_at_s = 0.0
         self._begun = False  # nothing is made before `apply` has said which vCPUs memcached has
         self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
@@ -206,6 +209,8 @@ class Actuator:
         self._stuck.discard(name)
         self._other_changes += self.jobs[name].changes
         del self.jobs[name], self.state.jobs[name]
+        for known in (self._allocated, self._own):
+            known.pop(name, None)
         self._context.save()
         self._unsettle_all()
         return True
@@ -280,6 +285,9 @@ class Actuator:
         """
         Make the machine hold an allocation; what Docker has to do follows in `poll`.
 
+        Within the vCPUs that background jobs are allocated each may have one of its own
+        (`deploy.loop.spreading`).
+
         :param allocation: who holds what; jobs it does not name stay as they are
         """
         self._unsettle_all()
@@ -291,12 +299,14 @@ class Actuator:
             self._write_service(tuple(sorted(old | new)))
         elif new - old:
             self._write_service(self._service_wanted)
-        coming: list[JobRun] = []
-        had = {name: run.wanted.cores for name, run in self.jobs.items()}
-        for name, wanted in spread(allocation, had).jobs.items():
-            run = self.jobs[name]
+        for name, wanted in allocation.jobs.items():
+            self._allocated[name] = wanted.cores
             if wanted.state in (JobState.RUNNING, JobState.PAUSED):
-                run.want(wanted)
+                self.jobs[name].want(wanted)
+        self._spread(widen=True)
+        coming: list[JobRun] = []
+        for name, wanted in allocation.jobs.items():
+            run = self.jobs[name]
             if wanted.weight == Weight.NORMAL and (old - new) & set(wanted.cores):
                 coming.append(run)
             else:
@@ -315,10 +325,12 @@ class Actuator:
         self._write_service(self._service_wanted)
         if self._unsettled:
             self._go_on(now_s, slack)
-        if now_s >= self._unpin_at_s:
-            self._unpin_at_s = now_s + UNPIN_EVERY_S
+        if now_s >= self._tidy_at_s:
+            self._tidy_at_s = now_s + TIDY_EVERY_S
             for run in self.jobs.values():
                 run.unpin()
+            if self._spread(widen=True):
+                self._unsettle_all()
         if self._context.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._context.save()
@@ -381,9 +393,42 @@ class Actuator:
         for run in self._unsettled:
             run.advance(now_s)
             run.write()
+        if self._spread(widen=False):
+            self._unsettle_all()  # who is to move is written at the next poll
         self._take_turns(now_s, slack)
         self._await_ends()
         self._unsettled = [run for run in self._unsettled if not run.settled]
+
+    def _spread(self, widen: bool) -> bool:
+        """
+        Have background jobs on a vCPU each where that idles none; whether anybody is to move.
+
+        One that is not there yet takes nothing: until all have begun, all have what they were
+        allocated. Nobody here knows when a pod ends, nor how many threads it has: pods are left
+        as they are.
+
+        :param widen: whether one that no longer shares its vCPUs so has all of them at once; when
+            another has ended, somebody is mostly let go on within milliseconds
+        """
+        running = {
+            name: run
+            for name, run in self.jobs.items()
+            if run.wanted.state == JobState.RUNNING and run.record.exit_code is None
+        }
+        allocated = {
+            name: replace(run.wanted, cores=self._allocated.get(name, run.wanted.cores))
+            for name, run in running.items()
+        }
+        there = all(run.record.opened and run.ended_file() >= 0 for run in running.values())
+        own = spread(allocated, self._own) if there else {}
+        self._own |= own
+        moved = False
+        for name, run in running.items():
+            cores = own.get(name, allocated[name].cores)
+            if cores != run.wanted.cores and (widen or name in own):
+                run.want(replace(run.wanted, cores=cores))
+                moved = True
+        return moved
 
     def _await_ends(self) -> None:
         """Await the ends of the attempts there are now."""

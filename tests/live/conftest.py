@@ -22,18 +22,25 @@ import pytest
 import yaml
 
 from agents.checkpoint import FORMAT, METADATA_ENTRY, WEIGHTS_ENTRY
-from deploy.assembly import usable_hierarchy
+from deploy.assembly import group_maker, usable_hierarchy
 from deploy.engines import daemon, images, memcached
 from deploy.jobs import containers, yielding
+from deploy.jobs.containers import DockerRuntime
+from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux import service_process
 from deploy.linux.cgroups import find_groups
 from deploy.linux.readiness import await_readable
+from deploy.loop.actuator import Actuator
+from deploy.records.recorder import Recorder
+from deploy.records.state import State, StateFolder
+from deploy.safety.restore import undo
 from env.action import edit_table
 from env.observation import VERSION, feature_count
 from env.scenario import load_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ("dedup", "radix")
+LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
 PATIENCE = float(os.environ.get("CORETIDE_PATIENCE", "1"))
 """How many times longer things may take here than on a real machine (`tests/live/guest`)."""
 
@@ -270,3 +277,42 @@ def assert_as_found(server: memcached.Memcached, run: Deployment) -> None:
     mounts = Path("/sys/fs/cgroup")
     assert run.nonce
     assert find_groups(mounts, f"coretide-{run.nonce}-") == []
+
+
+@pytest.fixture(
+    params=["process", pytest.param("docker", marks=[pytest.mark.survival, needs_docker])]
+)
+def actuators(server, scenario_file, tmp_path, request):
+    """
+    Makes actuators of two long jobs beside memcached, under either runtime; undone at the end.
+
+    Each goes on from the state that the one before it has left.
+    """
+    scenario = load_scenario(scenario_file(dedup=LONG, radix=LONG))
+    folder = StateFolder(tmp_path / "state")
+    state = State("parts", scenario.name, request.param, "", time.monotonic())
+    folder.begin(state)
+    recorder = Recorder(tmp_path / "report", scenario, state.started_s)
+    hierarchy, runtime = usable_hierarchy(), ProcessRuntime()
+    if request.param == "docker":
+        url = request.getfixturevalue("docker_daemon").url
+        runtime = DockerRuntime(hierarchy, state.nonce, url)
+    groups = group_maker(state, hierarchy, [server.pid])
+    made = []
+
+    def make():
+        for earlier in made[-1:]:
+            earlier.close()
+        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+    assert undo(made[-1].state, folder, runtime, hierarchy) == []
+    recorder.close()
+
+
+@pytest.fixture
+def actuator(actuators):
+    """The only one."""
+    return actuators()

@@ -8,60 +8,23 @@ import subprocess
 import threading
 import time
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy.assembly import group_maker, usable_hierarchy
-from deploy.jobs.containers import DockerRuntime
+from deploy.assembly import usable_hierarchy
 from deploy.jobs.job_run import GIVEN_UP, RETRIES, JobRun
 from deploy.jobs.runtimes import ProcessRuntime, RuntimeUnavailableError
 from deploy.linux import service_process
 from deploy.linux.cgroups import QUOTA_PERIOD_US, JobGroup
-from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_KEPT_S, LONGEST_REST_S, REST, Actuator
+from deploy.loop.actuator import LONGEST_HOLD_S, LONGEST_KEPT_S, LONGEST_REST_S, REST
 from deploy.records.proof import CANCELLED
-from deploy.records.recorder import Recorder
-from deploy.records.state import ServiceRecord, State, StateFolder
+from deploy.records.state import ServiceRecord, StateFolder
 from deploy.safety import restore
 from deploy.safety.restore import undo
 from env.allocation import Allocation, JobAllocation, JobState, Weight
-from env.scenario import load_scenario
-from tests.live.conftest import PATIENCE, needs_docker, needs_groups
-
-LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
-
-
-@pytest.fixture(
-    params=["process", pytest.param("docker", marks=[pytest.mark.survival, needs_docker])]
-)
-def actuators(server, scenario_file, tmp_path, request):
-    """
-    Makes actuators of two long jobs beside memcached, under either runtime; undone at the end.
-
-    Each goes on from the state that the one before it has left.
-    """
-    scenario = load_scenario(scenario_file(dedup=LONG, radix=LONG))
-    folder = StateFolder(tmp_path / "state")
-    state = State("parts", scenario.name, request.param, "", time.monotonic())
-    folder.begin(state)
-    recorder = Recorder(tmp_path / "report", scenario, state.started_s)
-    hierarchy, runtime = usable_hierarchy(), ProcessRuntime()
-    if request.param == "docker":
-        url = request.getfixturevalue("docker_daemon").url
-        runtime = DockerRuntime(hierarchy, state.nonce, url)
-    groups = group_maker(state, hierarchy, [server.pid])
-    made = []
-
-    def make():
-        for earlier in made[-1:]:
-            earlier.close()
-        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
-        return made[-1]
-
-    yield make
-    made[-1].close()
-    assert undo(made[-1].state, folder, runtime, hierarchy) == []
-    recorder.close()
+from tests.live.conftest import PATIENCE, needs_groups
 
 
 @needs_groups
@@ -138,12 +101,6 @@ def test_groups_that_cannot_be_reached_are_not_said_to_be_gone(actuator):
     folder, state = actuator._context.folder, actuator.state
     (fault,) = undo(state, folder, ProcessRuntime(), None)
     assert "control groups cannot be reached" in fault
-
-
-@pytest.fixture
-def actuator(actuators):
-    """The only one."""
-    return actuators()
 
 
 def now_s(actuator):
@@ -360,12 +317,33 @@ def test_a_job_that_pins_itself_is_let_go_within_a_second_or_so(actuator):
     poll_until(actuator, lambda: os.sched_getaffinity(pid) == {0, 1})
 
 
+def vcpus(actuator):
+    return [run.instance.placement.cores() for run in actuator.jobs.values()]
+
+
 @needs_groups
 def test_background_jobs_that_are_as_many_as_their_vcpus_have_one_each(actuator):
     job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
     actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
-    settle(actuator, *actuator.jobs)
-    assert [run.instance.placement.cores() for run in actuator.jobs.values()] == [(0,), (1,)]
+    poll_until(actuator, lambda: all(run.settled for run in actuator.jobs.values()))
+    assert vcpus(actuator) == [(0,), (1,)]
+    actuator.apply(Allocation((0,), {"dedup": replace(job, state=JobState.PAUSED), "radix": job}))
+    assert vcpus(actuator)[1] == (0, 1)
+    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
+    assert vcpus(actuator) == [(0,), (1,)]
+    os.kill(actuator.jobs["dedup"].instance.pid, signal.SIGKILL)
+    poll_until(actuator, lambda: vcpus(actuator)[-1] == (0, 1))
+
+
+@needs_groups
+def test_who_runs_has_all_its_vcpus_until_the_others_have_begun(actuator):
+    job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
+    actuator.apply(Allocation((0,), {"dedup": job}))
+    settle(actuator, "dedup")
+    actuator.jobs["radix"].take_turn = lambda now_s: None  # its attempt is not made
+    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
+    actuator.poll(now_s(actuator))
+    assert actuator.jobs["dedup"].instance.placement.cores() == (0, 1)
 
 
 @needs_groups
