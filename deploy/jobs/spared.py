@@ -6,6 +6,7 @@ OpenSSL, which Python's `ssl`, `hashlib` and `hmac` load, would take 5 of the lo
 """
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -46,5 +47,5 @@ def import_digests() -> None:
     """Make `hashlib` and `hmac` use Python's own digests, before anybody else imports them."""
     if has_own_digests():
         with without("_hashlib"):
-            import hashlib  # noqa: F401
-            import hmac  # noqa: F401
+            for name in ("hashlib", "hmac"):
+                importlib.import_module(name)

@@ -15,13 +15,13 @@ Cores = tuple[int, ...]
 
 def spread(running: Mapping[str, JobAllocation], before: Mapping[str, Cores]) -> dict[str, Cores]:
     """
-    The vCPU that each job has to itself, by its name; nobody has one where that might idle a vCPU.
+    The vCPU that each job has to itself, by its name; empty where that might idle a vCPU.
 
     All have one if they have one thread, no quota, the background's weight and the same vCPUs, and
     are as many as these.
 
     :param running: all jobs that run
-    :param before: the vCPU that each had to itself last; it keeps that unless it is another's
+    :param before: the vCPU that each had to itself last; it keeps that unless another one has it
     """
     sets = {job.cores for job in running.values()}
     cores = next(iter(sets), ())

@@ -33,13 +33,13 @@ from deploy.records.run_report import read_report
 from deploy.records.state import claim
 from tests.live.conftest import (
     JOBS,
+    LONG,
     PATIENCE,
     assert_as_found,
     needs_docker,
     write_checkpoint,
 )
 
-LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
 UNPREDICTED = Prediction(profile="", measured=None, replayed=None, free=None, remarks=[])
 
 

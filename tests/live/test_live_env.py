@@ -29,13 +29,12 @@ from env.errors import InputError
 from env.reward import TERMS, UNIT_S
 from env.scenario import load_scenario
 from env.simulator.vector_env import ColocationVecEnv
-from tests.live.conftest import JOBS, ROOT
+from tests.live.conftest import JOBS, LONG, ROOT
 from training.ppo.checkpoint_writing import describe, save_checkpoint
 from training.ppo.training_run import new_model
 from training.recipe import load_recipe
 
 ID = "env.registration:coretide/ColocationVM-v0"
-LONG = ["stress-ng", "--cpu", "{threads}", "--cpu-ops", "100000000"]
 SHORT = ["stress-ng", "--cpu", "{threads}", "--cpu-method", "int64", "--cpu-ops", "400"]
 SMALL = {"steps": 24, "n_steps": 12, "batch_size": 6, "n_epochs": 2}
 
