@@ -10,6 +10,7 @@ sees the new load and not a mixture.
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from deploy.linux.counters import CpiSensor
@@ -65,6 +66,10 @@ STOLEN_EVERY_S = 0.095
 PREPARE_LIMIT_S = 30.0
 """How long the first decision waits at most for the jobs to be made. What is not made by then, as
 memcached had no time to spare, is made beside the decisions."""
+
+CALM_S = 0.2
+"""How long no request may have been late before the first decision: a few polls, so that what the
+making of the jobs disturbed last is not put down to the jobs."""
 
 SAID_EVERY_S = 1.0
 """How often the same reasons for overruling a policy are written down: one that wishes something
@@ -126,6 +131,7 @@ class LiveMachine:
         self._polled_s = self._stolen_at_s = self.now_s
         self._seen_cpu: Cpu | None = None  # up to here the run delay was read
         self._mean_delay = self._calm_delay = math.inf
+        self._late_s = -math.inf  # the last poll at which more requests than may be were late
         self._slack = True
         self._slack_from: Cpu | None = None
         self._reasons = 0
@@ -206,21 +212,34 @@ class LiveMachine:
         """
         Have the jobs made before the first decision, so that a start only opens a gate.
 
-        memcached has its refuge meanwhile, and the SLO guard begins with the first decision:
-        no job runs that it could blame or acquit. Where a job has run already, as after a
-        resumption, decisions come first, and what is not made yet is made beside them.
+        memcached overflows its refuge meanwhile, because what makes them holds a vCPU for tens of
+        milliseconds at a time, and no job needs one yet. Then it has its refuge, and the first
+        decision comes as soon as no request has been late for `CALM_S`. The SLO guard begins with
+        that decision: no job runs before that it could blame or acquit. Where a job has run
+        already, as after a resumption, decisions come first, and what is not made yet is made
+        beside them.
 
-        :return: a step for each poll, until the jobs are made or `PREPARE_LIMIT_S` has passed
+        :return: a step for each poll, until the jobs are made or `PREPARE_LIMIT_S` has passed, and
+            then until requests are in time, an interval at most
         """
         runs = self.actuator.jobs.values()
         if any(run.state != JobState.PENDING for run in runs):
             return
-        self.apply(self._applied)
         give_up_s = self.now_s + PREPARE_LIMIT_S
-        self._row.guarded = 0
+        self._hold(self._row.overflow)
         while self.now_s < give_up_s and not all(run.settled for run in runs):
             self.advance(self.now_s)
             yield
+        self._hold(self._row.refuge)
+        give_up_s = min(give_up_s, self.now_s + self._row.interval_s)
+        while self.now_s < give_up_s and self._polled_s - self._late_s < CALM_S:
+            self.advance(self.now_s)
+            yield
+
+    def _hold(self, mask: int) -> None:
+        """Have memcached hold these vCPUs, a bit mask, while nobody decides and nothing guards."""
+        self.apply(replace(self._applied, service_cores=cores_of(mask)))
+        self._row.guarded = 0
 
     def watch(self, probe_window_s: float) -> None:
         """
@@ -411,6 +430,8 @@ class LiveMachine:
         share = self._late_share(span_s)
         if share or self._polled_s - self._stolen_at_s >= STOLEN_EVERY_S:
             self._note_stolen()
+        if share is not None and share > LATE_LIMIT:
+            self._late_s = self._polled_s
         if not row.guarded:
             return
         note_late(row, row.late_lately if share is None else share, span_s)
@@ -437,6 +458,9 @@ class LiveMachine:
             return None
         delay = (now.run_delay_s - before.run_delay_s) / (now.cpu_s - before.cpu_s)
         self._seen_cpu = now
+        if self._row.service & ~self._row.refuge:
+            # On more vCPUs its threads wait less for one another: that is not the refuge's calm.
+            return 0.0 if self._calm_delay == math.inf else late_by_delay(delay, self._calm_delay)
         if self._mean_delay == math.inf:
             self._mean_delay = delay
         self._mean_delay += DELAY_MEMORY * (delay - self._mean_delay)

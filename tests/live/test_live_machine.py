@@ -14,7 +14,7 @@ from deploy.linux.sensors import Cpu, VcpuClock
 from deploy.linux.stats_connection import Requests
 from deploy.load.probe import Probe
 from deploy.loop.dry_run import DryActuator
-from deploy.loop.live_machine import LiveMachine
+from deploy.loop.live_machine import CALM_S, LiveMachine
 from deploy.loop.loop import Loop, StopRequest
 from deploy.records.recorder import Recorder
 from deploy.records.state import State
@@ -22,6 +22,9 @@ from env.allocation import Allocation, JobAllocation, JobState, Weight
 from env.guard import ALONE
 from env.scenario import load_scenario
 from tests.live.conftest import PATIENCE
+
+ONE_OF_TWO = {"core_choices": [[0]], "overflow_cores": [0, 1]}
+"""memcached's refuge is one vCPU, and it overflows to both."""
 
 
 class Scripted:
@@ -112,16 +115,23 @@ def test_a_policy_that_changes_its_mind_at_every_poll_does_not_fill_the_log(
 
 
 @contextlib.contextmanager
-def unmade(scenario_file, tmp_path, polls):
+def unmade(scenario_file, tmp_path, polls, server=None, **changes):
     """A machine whose first job is still being made, and its actuator, sensor and recorder."""
-    scenario = load_scenario(scenario_file())
+    scenario = load_scenario(scenario_file()).with_changes(**changes)
     state = State("made", scenario.name, "process", "", time.monotonic())
-    recorder = Recorder(tmp_path, scenario, state.started_s)
-    sensor, vcpus, dry = Scripted(*[0.0] * polls), VcpuClock(2, None), DryActuator(scenario, state)
-    dry.jobs["dedup"].settled = False
-    yield LiveMachine(scenario, dry, sensor, vcpus, recorder), dry, sensor, recorder
-    vcpus.close()
-    recorder.close()
+    with contextlib.ExitStack() as stack:
+        recorder = Recorder(tmp_path, scenario, state.started_s)
+        stack.callback(recorder.close)
+        sensor, vcpus = Scripted(*[0.0] * polls), VcpuClock(2, None)
+        stack.callback(vcpus.close)
+        dry, probe = DryActuator(scenario, state), None
+        if server is not None:
+            probe = Probe(server.host, server.port, 1)
+            stack.callback(probe.stop)
+            assert select.select([probe.file], [], [], 20.0 * PATIENCE)[0]
+        dry.jobs["dedup"].settled = False
+        machine = LiveMachine(scenario, dry, sensor, vcpus, recorder, latency=probe)
+        yield machine, dry, sensor, recorder
 
 
 def test_preparing_goes_on_until_the_jobs_are_made(scenario_file, tmp_path):
@@ -132,6 +142,36 @@ def test_preparing_goes_on_until_the_jobs_are_made(scenario_file, tmp_path):
         dry.jobs["dedup"].settled = True
         assert list(steps) == []
         assert sensor.polls_left == 1
+
+
+def test_memcached_overflows_its_refuge_only_while_the_jobs_are_made(scenario_file, tmp_path):
+    with unmade(scenario_file, tmp_path, 4000, service=ONE_OF_TWO) as (machine, dry, _, _):
+        steps = machine.prepare()
+        while machine.polled_s < 1.2:  # the regulator shrinks nothing for a second
+            next(steps)
+            assert machine.applied.service_cores == (0, 1)
+        dry.jobs["dedup"].settled = True
+        assert list(steps) == []
+        assert machine.applied.service_cores == (0,)
+
+
+def test_the_first_decision_waits_until_requests_are_in_time(server, scenario_file, tmp_path):
+    """memcached is stopped while the last job is made."""
+    with unmade(scenario_file, tmp_path, 4000, server) as (machine, dry, _, _):
+        steps = machine.prepare()
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            stopped_s = machine.polled_s
+            while machine.polled_s < stopped_s + 0.5:
+                next(steps)
+            dry.jobs["dedup"].settled = True
+            next(steps)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        resumed_s = machine.now_s
+        assert list(steps)
+        assert machine.polled_s - resumed_s > CALM_S - 2.0 * machine.scenario.control.period_s
+        assert machine.guard_steps == 0
 
 
 def test_a_run_that_goes_on_is_decided_about_at_once(scenario_file, tmp_path):
@@ -232,6 +272,25 @@ def test_without_a_probe_the_guard_climbs_by_memcacheds_run_delay(scenario_file,
             machine.advance(machine.polled_s)
             reached = max(reached, machine.guard_level)
             assert machine.polled_s < give_up_s
+    vcpus.close()
+    recorder.close()
+
+
+def test_the_calm_of_the_refuge_is_not_learned_where_memcached_overflows_it(
+    scenario_file, tmp_path
+):
+    """On more vCPUs its threads wait less for one another."""
+    scenario = load_scenario(scenario_file()).with_changes(service=ONE_OF_TWO)
+    state = State("delay", scenario.name, "process", "", time.monotonic())
+    recorder = Recorder(tmp_path, scenario, state.started_s)
+    sensor, vcpus = Delayed(*[None] * 4000), VcpuClock(2, None)
+    machine = LiveMachine(scenario, DryActuator(scenario, state), sensor, vcpus, recorder)
+    machine.poll()
+    for cores, delay in (((0, 1), 0.06), ((0,), 0.4)):
+        machine.apply(Allocation(cores, {}))
+        sensor.delay = delay
+        machine.advance(machine.polled_s + 1.0)
+    assert machine.guard_steps == 0
     vcpus.close()
     recorder.close()
 
