@@ -17,7 +17,7 @@ import numpy as np
 
 from env.allocation import IDLE, Allocation, JobAllocation, JobState, Weight, cores_of, mask_of
 from env.codes import NORMAL
-from env.scenario import Scenario
+from env.scenario import Scenario, profile_machine, profile_traits
 
 STATES, WEIGHTS = tuple(JobState), tuple(Weight)
 
@@ -52,6 +52,7 @@ def control_fields(n_jobs: int, n_vcpus: int) -> list[tuple[Any, ...]]:
         ("memory_mib", whole),
         ("job_memory_mib", whole, jobs),
         ("job_work_s", real, jobs),  # seconds alone on one vCPU, scales progress
+        ("job_length_s", real, jobs),  # `expected_lengths_s`, by which list schedules order jobs
         ("qps_scale", real),
         ("wake_qps", real),
         ("hold_s", real),
@@ -163,6 +164,7 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         memory_mib=machine.memory_mib,
         job_memory_mib=[job.memory_mib for job in scenario.jobs],
         job_work_s=[job_work_s.get(name, 1.0) for name in scenario.job_names],
+        job_length_s=expected_lengths_s(scenario, job_work_s),
         qps_scale=float(scenario.load.qps_max),
         wake_qps=scenario.control.wake_qps,
         hold_s=scenario.control.hold_s,
@@ -196,6 +198,27 @@ def initial_values(scenario: Scenario, job_work_s: Mapping[str, float]) -> dict[
         kept=1,
     )
     return values
+
+
+def expected_lengths_s(scenario: Scenario, job_work_s: Mapping[str, float]) -> list[float]:
+    """
+    What each job takes on one vCPU beside memcached and a load generator, at the mean load [s].
+
+    That is longer by `interruption` times the share of a vCPU that those take (`env.physics.jobs`),
+    which they are taken to do on all vCPUs alike.
+
+    :param scenario: the problem
+    :param job_work_s: seconds each job needs alone on one vCPU, by name
+    """
+    traits, machine = profile_traits(scenario.profile), profile_machine(scenario.profile)
+    mean_qps = 0.5 * (scenario.load.qps_min + scenario.load.qps_max)
+    served = mean_qps / machine["core_capacity_qps"]
+    client = machine.get("client_cpu", 0.0) * served ** machine.get("client_exponent", 1.0)
+    company = min((served + client) / scenario.machine.vcpus, 1.0)
+    return [
+        job_work_s.get(name, 1.0) * (1.0 + company * traits.get(name, {}).get("interruption", 0.0))
+        for name in scenario.job_names
+    ]
 
 
 class ControlState(SimpleNamespace):

@@ -2,9 +2,9 @@
 Following a list schedule, edit by edit, from any state of any machine.
 
 Plain functions over a control row: the simulator compiles them, the live loop runs them as they
-are. Where the makespan counts, the longest jobs come first (Graham 1969) and who runs goes on;
-where jobs arrive and completion times count, those with the least work left run, and interrupt
-those with more (Schrage 1968).
+are. Where the makespan counts, the jobs that take longest beside memcached come first (Graham 1969)
+and who runs goes on; where jobs arrive and completion times count, those with the least work left
+run, and interrupt those with more (Schrage 1968).
 """
 
 import math
@@ -99,7 +99,7 @@ def rank_of(control, job, interrupts):
     """
     if control.job_known[job] == 0:
         return LAST if interrupts else FIRST
-    return control.job_work_s[job] if interrupts else -control.job_work_s[job]
+    return control.job_work_s[job] if interrupts else -control.job_length_s[job]
 
 
 def first_jobs(control, n_jobs, at_once, front, interrupts):

@@ -18,7 +18,7 @@ from env.allocation import mask_of
 from env.codes import BACKGROUND, NORMAL, PAUSE, PLACE, SERVICE, START
 from env.scenario import MAX_JOBS, Scenario
 
-VERSION = 2
+VERSION = 3
 """Raise it whenever the menu or what a list means changes: checkpoints of another version are
 refused."""
 

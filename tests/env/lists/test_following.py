@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from env.codes import DONE, NOT_ARRIVED, PAUSED, PENDING, RUNNING
+from env.control import expected_lengths_s
 from env.lists.following import first_jobs, jobs_there
-from env.scenario import load_scenario
+from env.scenario import load_scenario, profile_traits, profile_work_s
 from env.simulator.machine import EpisodeFactory
 
 SCENARIO = load_scenario("cca-2025")
@@ -22,7 +23,7 @@ def hosts() -> np.ndarray:
     factory = EpisodeFactory(SCENARIO)
     hosts, targets = factory.new_hosts(1), factory.new_targets(1)
     factory.begin(hosts, targets, 0, 1, np.random.default_rng(1))
-    hosts["now_s"], hosts["job_work_s"] = 100.0, WORK_S
+    hosts["now_s"], hosts["job_work_s"], hosts["job_length_s"] = 100.0, WORK_S, WORK_S
     return hosts
 
 
@@ -51,6 +52,29 @@ def test_the_longest_start_first_and_who_runs_goes_on(hosts: np.ndarray) -> None
     put(hosts, 5, NOT_ARRIVED)
     assert chosen(hosts, 7, False) == [0, 1, 2, 3, 4]
     assert jobs_there(hosts.view(np.recarray)[0], len(WORK_S)) == 0b0011111
+
+
+def test_what_takes_longest_beside_memcached_starts_first_however_little_it_is(
+    hosts: np.ndarray,
+) -> None:
+    hosts["job_length_s"][0, 2] = 80.0
+    assert chosen(hosts, 2, False) == [2, 6]
+    assert chosen(hosts, 2, True) == [1, 2]  # where jobs interrupt, work that is left counts
+
+
+def test_a_job_is_expected_to_take_longer_by_what_memcacheds_company_costs_it() -> None:
+    local = load_scenario("local")
+    work_s, traits = profile_work_s(local.profile), profile_traits(local.profile)
+    lengths_s = dict(zip(local.job_names, expected_lengths_s(local, work_s), strict=True))
+    shares = [
+        (lengths_s[name] / work_s[name] - 1.0) / traits[name]["interruption"] for name in lengths_s
+    ]
+    # At its mean load memcached takes a quarter of this machine, and the load generator another.
+    assert shares == pytest.approx([shares[0]] * len(shares))
+    assert 0.3 < shares[0] < 0.6
+    # What a profile does not know costs nothing.
+    unknown_s = dict(zip(SCENARIO.job_names, WORK_S, strict=True))
+    assert expected_lengths_s(SCENARIO, unknown_s) == list(WORK_S)
 
 
 def test_the_first_of_those_who_run_are_in_front(hosts: np.ndarray) -> None:
