@@ -204,11 +204,14 @@ def expected_lengths_s(scenario: Scenario, job_work_s: Mapping[str, float]) -> l
     """
     What each job takes on one vCPU beside memcached and a load generator, at the mean load [s].
 
-    That is longer by `interruption` times the share of a vCPU that those take (`env.physics.jobs`),
-    which they are taken to do on all vCPUs alike.
+    By how much longer is `interruption` times the share of a vCPU that those take: the equations of
+    `env.physics.jobs` and of `env.physics.steady_service.client_share`, without loop and probe. The
+    share is the mean over all vCPUs, because nobody knows yet where the job will run.
 
     :param scenario: the problem
-    :param job_work_s: seconds each job needs alone on one vCPU, by name
+    :param job_work_s: seconds each job needs alone on one vCPU, by name; one that is not named
+        counts as 1 s
+    :return: in the order of the jobs [s]; a job whose `interruption` is not known takes its work
     """
     traits, machine = profile_traits(scenario.profile), profile_machine(scenario.profile)
     mean_qps = 0.5 * (scenario.load.qps_min + scenario.load.qps_max)

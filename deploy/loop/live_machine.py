@@ -68,8 +68,8 @@ PREPARE_LIMIT_S = 30.0
 memcached had no time to spare, is made beside the decisions."""
 
 CALM_S = 0.2
-"""How long no request may have been late before the first decision: a few polls, so that what the
-making of the jobs disturbed last is not put down to the jobs."""
+"""Before the first decision no more requests than may be are late for so long [s]: a few polls, so
+that what the making of the jobs disturbed last is not put down to the jobs."""
 
 SAID_EVERY_S = 1.0
 """How often the same reasons for overruling a policy are written down: one that wishes something
@@ -131,7 +131,7 @@ class LiveMachine:
         self._polled_s = self._stolen_at_s = self.now_s
         self._seen_cpu: Cpu | None = None  # up to here the run delay was read
         self._mean_delay = self._calm_delay = math.inf
-        self._late_s = -math.inf  # the last poll at which more requests than may be were late
+        self._late_s = -math.inf  # when a poll last saw more requests late than may be
         self._slack = True
         self._slack_from: Cpu | None = None
         self._reasons = 0
@@ -212,12 +212,11 @@ class LiveMachine:
         """
         Have the jobs made before the first decision, so that a start only opens a gate.
 
-        memcached overflows its refuge meanwhile, because what makes them holds a vCPU for tens of
-        milliseconds at a time, and no job needs one yet. Then it has its refuge, and the first
-        decision comes as soon as no request has been late for `CALM_S`. The SLO guard begins with
-        that decision: no job runs before that it could blame or acquit. Where a job has run
-        already, as after a resumption, decisions come first, and what is not made yet is made
-        beside them.
+        memcached overflows its refuge meanwhile, because the making of jobs disturbs it, and no job
+        needs a vCPU yet. Then memcached has its refuge, and the first decision comes as soon as
+        requests have been in time for `CALM_S`. The SLO guard begins with that decision: no job
+        runs before that it could blame or acquit. Where a job has run already, as after a
+        resumption, decisions come first, and what is not made yet is made beside them.
 
         :return: a step for each poll, until the jobs are made or `PREPARE_LIMIT_S` has passed, and
             then until requests are in time, an interval at most
@@ -460,7 +459,7 @@ class LiveMachine:
         self._seen_cpu = now
         if self._row.service & ~self._row.refuge:
             # On more vCPUs its threads wait less for one another: that is not the refuge's calm.
-            return 0.0 if self._calm_delay == math.inf else late_by_delay(delay, self._calm_delay)
+            return late_by_delay(delay, self._calm_delay)
         if self._mean_delay == math.inf:
             self._mean_delay = delay
         self._mean_delay += DELAY_MEMORY * (delay - self._mean_delay)
