@@ -399,7 +399,7 @@ def _machine(
     hierarchy = usable_hierarchy()
     jobs = make_runtime(state, hierarchy)
     groups = group_maker(state, hierarchy, [server.pid])
-    actuator = Actuator(scenario, jobs, states, state, groups, recorder)
+    actuator = Actuator(scenario, jobs, states, state, groups, recorder, vcpus)
     actuator.follow((identify(server.pid),))
     try:
         yield LiveMachine(scenario, actuator, sensor, vcpus, recorder), recorder

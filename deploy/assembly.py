@@ -205,7 +205,9 @@ def steered(
         groups = group_maker(state, hierarchy, [who.pid for who in parts.service])
     try:
         lifts = hierarchy if pods is None else None  # a pod's weight is its kubelet's
-        actuator = Actuator(parts.scenario, runtime, folder, state, groups, recorder, lifts)
+        actuator = Actuator(
+            parts.scenario, runtime, folder, state, groups, recorder, parts.vcpus, lifts
+        )
     except (OSError, RuntimeError) as error:  # it needs a thread, and descriptors in reserve
         reason = os_reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"jobs cannot be run: {reason.lower()}") from error

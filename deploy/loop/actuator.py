@@ -16,7 +16,7 @@ vCPUs.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import zip_longest
@@ -30,7 +30,8 @@ from deploy.linux import service_process
 from deploy.linux.cgroups import Hierarchy, JobGroup
 from deploy.linux.group_sensor import process_names
 from deploy.linux.readiness import Awaited
-from deploy.loop.spreading import Cores, spread
+from deploy.linux.sensors import VcpuClock
+from deploy.loop.spreading import LOOK_S, Cores, Spreading
 from deploy.records.recorder import MEMCACHED, Recorder
 from deploy.records.state import JobRecord, ServiceRecord, State, StateFolder, service_record
 from env.allocation import Allocation, JobAllocation, JobState, Weight
@@ -40,8 +41,7 @@ from env.scenario import Job, Scenario
 NOT_FIRST = "does not go before other programs"
 
 TIDY_EVERY_S = 1.0
-"""How often jobs that have pinned themselves are looked for, as programs do when they begin, and
-those that have kept a vCPU to themselves after another's end, for which nobody came."""
+"""How often jobs that have pinned themselves are looked for, as programs do when they begin."""
 
 SAVE_EVERY_S = 1.0
 """How often a state that could not be written is tried again."""
@@ -74,6 +74,7 @@ class Actuator:
     :param state: the deployment, new or taken over
     :param group_for: makes a job's control group; None where groups cannot be written
     :param recorder: is told what happens
+    :param vcpus: busy time of the vCPUs
     :param lifts: how control groups are mounted, where memcached's is to go before others
     """
 
@@ -85,6 +86,7 @@ class Actuator:
         state: State,
         group_for: Callable[[str], JobGroup] | None,
         recorder: Recorder,
+        vcpus: VcpuClock,
         lifts: Hierarchy | None = None,
     ):
         worker, attendant = (ThreadPoolExecutor(1, name) for name in ("worker", "attendant"))
@@ -109,14 +111,14 @@ class Actuator:
         self._leaving: dict[str, Future[None]] = {}  # what is left of jobs that are over
         self._stuck: set[str] = set()  # those of which something cannot be removed
         self._allocated: dict[str, Cores] = {}  # the vCPUs of each job, as it was last said
-        self._own: dict[str, Cores] = {}  # the vCPU that each had to itself last
+        self._spreading = Spreading(vcpus)
         self._service_wanted: tuple[int, ...] = ()
         self._service_written: tuple[int, ...] = ()
         self._unlifted: list[ServiceRecord] = []  # those that are still to be put first
         self._service_unsaved = False  # whether the vCPUs that it had are still to be written down
         self._complaint = ""
         self._other_changes = 0  # memcached's, and those of jobs that are gone
-        self._save_at_s = self._tidy_at_s = 0.0
+        self._save_at_s = self._tidy_at_s = self._look_at_s = 0.0
         self._begun = False  # nothing is made before `apply` has said which vCPUs memcached has
         self._holds = False  # whether a decided start waits for its turn
         self._in_turn: JobRun | None = None
@@ -209,8 +211,7 @@ class Actuator:
         self._stuck.discard(name)
         self._other_changes += self.jobs[name].changes
         del self.jobs[name], self.state.jobs[name]
-        for known in (self._allocated, self._own):
-            known.pop(name, None)
+        self._allocated.pop(name, None)
         self._context.save()
         self._unsettle_all()
         return True
@@ -285,8 +286,8 @@ class Actuator:
         """
         Make the machine hold an allocation; what Docker has to do follows in `poll`.
 
-        Within the vCPUs that background jobs are allocated each may have one of its own
-        (`deploy.loop.spreading`).
+        Within the vCPUs that background jobs are allocated each may have one of its own, which it
+        keeps as long as it is allocated that (`deploy.loop.spreading`).
 
         :param allocation: who holds what; jobs it does not name stay as they are
         """
@@ -303,7 +304,8 @@ class Actuator:
             self._allocated[name] = wanted.cores
             if wanted.state in (JobState.RUNNING, JobState.PAUSED):
                 self.jobs[name].want(wanted)
-        self._spread(widen=True)
+        running = self._running()
+        self._move(running, self._spreading.own(running))
         coming: list[JobRun] = []
         for name, wanted in allocation.jobs.items():
             run = self.jobs[name]
@@ -329,8 +331,9 @@ class Actuator:
             self._tidy_at_s = now_s + TIDY_EVERY_S
             for run in self.jobs.values():
                 run.unpin()
-            if self._spread(widen=True):
-                self._unsettle_all()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            self._spread(now_s)
         if self._context.unsaved and now_s >= self._save_at_s:
             self._save_at_s = now_s + SAVE_EVERY_S
             self._context.save()
@@ -393,40 +396,40 @@ class Actuator:
         for run in self._unsettled:
             run.advance(now_s)
             run.write()
-        if self._spread(widen=False):
-            self._unsettle_all()  # who is to move is written at the next poll
         self._take_turns(now_s, slack)
         self._await_ends()
         self._unsettled = [run for run in self._unsettled if not run.settled]
 
-    def _spread(self, widen: bool) -> bool:
+    def _spread(self, now_s: float) -> None:
         """
-        Have background jobs on a vCPU each where that idles none; whether anybody is to move.
+        Have background jobs on a vCPU each where the kernel idles one.
 
         One that is not there yet takes nothing: until all have begun, all have what they were
         allocated. Nobody here knows when a pod ends, nor how many threads it has: pods are left
         as they are.
-
-        :param widen: whether one that no longer shares its vCPUs so has all of them at once; when
-            another has ended, somebody is mostly let go on within milliseconds
         """
-        running = {
-            name: run
+        running = self._running()
+        runs = [self.jobs[name] for name in running]
+        there = all(run.record.opened and run.ended_file() >= 0 for run in runs)
+        self._spreading.look(running if there else {}, now_s)
+        if self._move(running, self._spreading.own(running)):
+            self._unsettle_all()
+
+    def _running(self) -> dict[str, JobAllocation]:
+        """The jobs that are to run, with all vCPUs that they were allocated."""
+        return {
+            name: replace(run.wanted, cores=self._allocated.get(name, run.wanted.cores))
             for name, run in self.jobs.items()
             if run.wanted.state == JobState.RUNNING and run.record.exit_code is None
         }
-        allocated = {
-            name: replace(run.wanted, cores=self._allocated.get(name, run.wanted.cores))
-            for name, run in running.items()
-        }
-        there = all(run.record.opened and run.ended_file() >= 0 for run in running.values())
-        own = spread(allocated, self._own) if there else {}
-        self._own |= own
+
+    def _move(self, running: Mapping[str, JobAllocation], own: Mapping[str, Cores]) -> bool:
+        """Want each on its own vCPU, or on all it was allocated; whether anybody is to move."""
         moved = False
-        for name, run in running.items():
-            cores = own.get(name, allocated[name].cores)
-            if cores != run.wanted.cores and (widen or name in own):
-                run.want(replace(run.wanted, cores=cores))
+        for name, allocated in running.items():
+            cores = own.get(name, allocated.cores)
+            if cores != self.jobs[name].wanted.cores:
+                self.jobs[name].want(replace(allocated, cores=cores))
                 moved = True
         return moved
 

@@ -30,6 +30,7 @@ from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux import service_process
 from deploy.linux.cgroups import find_groups
 from deploy.linux.readiness import await_readable
+from deploy.linux.sensors import VcpuClock
 from deploy.loop.actuator import Actuator
 from deploy.records.recorder import Recorder
 from deploy.records.state import State, StateFolder
@@ -298,17 +299,18 @@ def actuators(server, scenario_file, tmp_path, request):
         url = request.getfixturevalue("docker_daemon").url
         runtime = DockerRuntime(hierarchy, state.nonce, url)
     groups = group_maker(state, hierarchy, [server.pid])
-    made = []
+    vcpus, made = VcpuClock(scenario.machine.vcpus, None), []
 
     def make():
         for earlier in made[-1:]:
             earlier.close()
-        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
+        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder, vcpus))
         return made[-1]
 
     yield make
     made[-1].close()
     assert undo(made[-1].state, folder, runtime, hierarchy) == []
+    vcpus.close()
     recorder.close()
 
 

@@ -322,17 +322,29 @@ def vcpus(actuator):
 
 
 @needs_groups
-def test_background_jobs_that_are_as_many_as_their_vcpus_have_one_each(actuator):
+def test_background_jobs_that_leave_a_vcpu_idle_have_one_each(actuator):
     job = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
-    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
+    both = Allocation((0,), dict.fromkeys(actuator.jobs, job))
+    actuator.apply(both)
     poll_until(actuator, lambda: all(run.settled for run in actuator.jobs.values()))
-    assert vcpus(actuator) == [(0,), (1,)]
+    assert vcpus(actuator) == [(0, 1), (0, 1)]
+    waits, left = (run.instance.placement for run in actuator.jobs.values())
+
+    def part():
+        """A job that waits, as for a disk, idles a vCPU."""
+        waits.set_paused(True)
+        poll_until(actuator, lambda: vcpus(actuator) == [(0,), (1,)])
+        waits.set_paused(False)
+
+    part()
+    changes = actuator.changes
+    actuator.apply(both)
+    assert (vcpus(actuator), actuator.changes) == ([(0,), (1,)], changes)
     actuator.apply(Allocation((0,), {"dedup": replace(job, state=JobState.PAUSED), "radix": job}))
-    assert vcpus(actuator)[1] == (0, 1)
-    actuator.apply(Allocation((0,), dict.fromkeys(actuator.jobs, job)))
-    assert vcpus(actuator) == [(0,), (1,)]
+    poll_until(actuator, lambda: left.cores() == (0, 1))
+    actuator.apply(both)
+    part()
     os.kill(actuator.jobs["dedup"].instance.pid, signal.SIGKILL)
-    left = actuator.jobs["radix"].instance.placement
     poll_until(actuator, lambda: left.cores() == (0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Background jobs that are as many as their vCPUs have one each, and keep it."""
+"""Background jobs that are as many as their vCPUs have one each once one is idle, and keep it."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.loop.spreading import Cores, spread
+from deploy.loop.spreading import LOOK_S, Cores, Spreading, spread
 from env.allocation import JobAllocation, JobState, Weight
 
 BOTH = JobAllocation(JobState.RUNNING, (0, 1), Weight.BACKGROUND, 1)
@@ -64,3 +64,72 @@ def test_each_vcpu_is_somebodys_and_a_vcpu_of_ones_own_is_kept(
     for name in found.keys() & had.keys():
         if had[name][0] in cores and list(had.values()).count(had[name]) == 1:
             assert found[name] == had[name]
+
+
+class Vcpus:
+    """Two vCPUs, and how busy they have been."""
+
+    def __init__(self) -> None:
+        self.now_s, self.busy_s = 0.0, [0.0, 0.0]
+
+    def read(self) -> tuple[float, ...]:
+        return tuple(self.busy_s)
+
+    def go_on(self, *busy: float) -> float:
+        """Let time pass until the next look, in which the vCPUs are busy for these parts of it."""
+        self.now_s += LOOK_S
+        for vcpu, part in enumerate(busy):
+            self.busy_s[vcpu] += part * LOOK_S
+        return self.now_s
+
+
+@pytest.fixture
+def apart() -> tuple[Spreading, Vcpus]:
+    """Two jobs that have just been moved apart, dedup to vCPU 0."""
+    vcpus = Vcpus()
+    spreading = Spreading(vcpus)  # type: ignore[arg-type]
+    spreading.look(TWO, 0.0)
+    spreading.look(TWO, vcpus.go_on(1.0, 0.8))
+    assert spreading.own(TWO) == {"dedup": (0,), "radix": (1,)}
+    return spreading, vcpus
+
+
+def test_nobody_is_moved_while_both_vcpus_are_busy() -> None:
+    vcpus = Vcpus()
+    spreading = Spreading(vcpus)  # type: ignore[arg-type]
+    for busy in (1.0, 0.5):  # before the first look somebody else ran, or nobody
+        spreading.look(TWO, vcpus.go_on(busy, 1.0))
+        assert spreading.own(TWO) == {}
+        spreading.look(TWO, vcpus.go_on(0.95, 1.0))
+        assert spreading.own(TWO) == {}
+        spreading.look({"dedup": BOTH}, vcpus.go_on(1.0, 0.5))
+
+
+def test_who_stays_keeps_its_vcpu_and_who_comes_is_moved_only_where_one_is_idle(
+    apart: tuple[Spreading, Vcpus],
+) -> None:
+    spreading, vcpus = apart
+    now = {"vips": BOTH, "radix": BOTH}
+    assert spreading.own(now) == {"radix": (1,)}
+    spreading.look(now, vcpus.go_on(0.5, 1.0))  # most of that time another one ran
+    assert spreading.own(now) == {"radix": (1,)}
+    spreading.look(now, vcpus.go_on(1.0, 1.0))
+    assert spreading.own(now) == {"radix": (1,)}
+    spreading.look(now, vcpus.go_on(0.8, 1.0))
+    assert spreading.own(now) == {"vips": (0,), "radix": (1,)}
+
+
+def test_who_is_alone_at_a_look_has_all_its_vcpus_again(apart: tuple[Spreading, Vcpus]) -> None:
+    spreading, vcpus = apart
+    left = {"radix": BOTH}
+    assert spreading.own(left) == {"radix": (1,)}
+    spreading.look(left, vcpus.go_on(0.0, 1.0))
+    assert spreading.own(left) == spreading.own(TWO) == {}
+
+
+def test_nobody_keeps_a_vcpu_that_is_not_allocated_any_more(
+    apart: tuple[Spreading, Vcpus],
+) -> None:
+    spreading, _ = apart
+    elsewhere = {name: replace(BOTH, cores=(1, 2)) for name in TWO}
+    assert spreading.own(elsewhere) == {"radix": (1,)}

@@ -21,6 +21,7 @@ from deploy.jobs.containers import DockerRuntime
 from deploy.jobs.job_run import SPARES
 from deploy.jobs.runtimes import ProcessRuntime
 from deploy.linux.cgroups import members
+from deploy.linux.sensors import VcpuClock
 from deploy.loop.actuator import Actuator
 from deploy.records import proof
 from deploy.records.recorder import Recorder
@@ -161,7 +162,7 @@ def actuators(server, scenario_file, tmp_path, request):
         url = request.getfixturevalue("docker_daemon").url
         runtime = DockerRuntime(hierarchy, state.nonce, url)
     groups = group_maker(state, hierarchy, [server.pid])
-    made = []
+    vcpus, made = VcpuClock(scenario.machine.vcpus, None), []
 
     def make(crashed=False):
         """A loop that is killed closes nothing and writes nothing more."""
@@ -170,7 +171,7 @@ def actuators(server, scenario_file, tmp_path, request):
                 one.shutdown(wait=True)
             if not crashed:
                 earlier.close()
-        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder))
+        made.append(Actuator(scenario, runtime, folder, folder.load(), groups, recorder, vcpus))
         made[-1].take_over(now_s(made[-1]))
         return made[-1]
 
