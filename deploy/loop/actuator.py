@@ -304,8 +304,7 @@ class Actuator:
             self._allocated[name] = wanted.cores
             if wanted.state in (JobState.RUNNING, JobState.PAUSED):
                 self.jobs[name].want(wanted)
-        running = self._running()
-        self._move(running, self._spreading.own(running))
+        self._move(self._running())
         coming: list[JobRun] = []
         for name, wanted in allocation.jobs.items():
             run = self.jobs[name]
@@ -412,7 +411,7 @@ class Actuator:
         runs = [self.jobs[name] for name in running]
         there = all(run.record.opened and run.ended_file() >= 0 for run in runs)
         self._spreading.look(running if there else {}, now_s)
-        if self._move(running, self._spreading.own(running)):
+        if self._move(running):
             self._unsettle_all()
 
     def _running(self) -> dict[str, JobAllocation]:
@@ -423,9 +422,9 @@ class Actuator:
             if run.wanted.state == JobState.RUNNING and run.record.exit_code is None
         }
 
-    def _move(self, running: Mapping[str, JobAllocation], own: Mapping[str, Cores]) -> bool:
+    def _move(self, running: Mapping[str, JobAllocation]) -> bool:
         """Want each on its own vCPU, or on all it was allocated; whether anybody is to move."""
-        moved = False
+        own, moved = self._spreading.own(running), False
         for name, allocated in running.items():
             cores = own.get(name, allocated.cores)
             if cores != self.jobs[name].wanted.cores:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.linux.sensors import VcpuClock
 from deploy.loop.spreading import LOOK_S, Cores, Spreading, spread
 from env.allocation import JobAllocation, JobState, Weight
 
@@ -66,7 +67,7 @@ def test_each_vcpu_is_somebodys_and_a_vcpu_of_ones_own_is_kept(
             assert found[name] == had[name]
 
 
-class Vcpus:
+class Vcpus(VcpuClock):
     """Two vCPUs, and how busy they have been."""
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Vcpus:
 def apart() -> tuple[Spreading, Vcpus]:
     """Two jobs that have just been moved apart, dedup to vCPU 0."""
     vcpus = Vcpus()
-    spreading = Spreading(vcpus)  # type: ignore[arg-type]
+    spreading = Spreading(vcpus)
     spreading.look(TWO, 0.0)
     spreading.look(TWO, vcpus.go_on(1.0, 0.8))
     assert spreading.own(TWO) == {"dedup": (0,), "radix": (1,)}
@@ -96,7 +97,7 @@ def apart() -> tuple[Spreading, Vcpus]:
 
 def test_nobody_is_moved_while_both_vcpus_are_busy() -> None:
     vcpus = Vcpus()
-    spreading = Spreading(vcpus)  # type: ignore[arg-type]
+    spreading = Spreading(vcpus)
     for busy in (1.0, 0.5):  # before the first look somebody else ran, or nobody
         spreading.look(TWO, vcpus.go_on(busy, 1.0))
         assert spreading.own(TWO) == {}

@@ -179,6 +179,7 @@ def actuators(server, scenario_file, tmp_path, request):
     made[-1].close()
     assert undo(made[-1].state, folder, runtime, hierarchy) == []
     assert not alive(made[-1])
+    vcpus.close()
     recorder.close()
 
 
