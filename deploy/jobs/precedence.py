@@ -7,6 +7,10 @@ for whole slices. So its threads get the kernel's real-time class SCHED_RR, at t
 do that: a program that begins to run on memcached's vCPU got whole slices before a memcached of 87
 times its weight (`benchmarks.priority`, docs/measured.md).
 
+The thread that tidies memcached's LRU lists keeps its class, as no request waits for it. It wakes
+every millisecond while records are written, and each time interrupts a job that shares its vCPU;
+so the kernel may wake it later.
+
 Where the kernel refuses that class, memcached's own group weighs `TIMES` as much as it was found
 with: its control group, or in the root group its session's autogroup (sched(7)), by which the
 kernel tells sessions apart there. A nice value of memcached's threads would act within that session
@@ -14,6 +18,7 @@ only. A group that memcached shares with other programs is left alone, as they w
 it.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -31,6 +36,20 @@ CLASS, CLASS_NAME = os.SCHED_RR, "SCHED_RR"
 
 LIFTED = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_BATCH: "SCHED_BATCH"}
 """The classes of threads that are put first; another was given to them for a reason."""
+
+TIDIES = b"mc-lrumaint\n"
+"""What memcached calls the thread that tidies its LRU lists."""
+
+SLACK_NS = 10_000_000
+"""
+How much later than asked for that thread may be woken [ns] (prctl(2), PR_SET_TIMERSLACK).
+
+The next tick of its vCPU's clock then wakes it: 300 times a second where it was 1,220 times, for
+half of the CPU time (docs/measured.md). The kernel grants no slack to the real-time classes.
+"""
+
+SLACK_AT_FIRST = 0
+"""What the kernel takes for the slack that a thread began with."""
 
 TIMES = 100
 """
@@ -117,6 +136,7 @@ def put_first(pid: int, weighing: Weighing) -> None:
     """
     if is_class(weighing):
         standing.set_class(pid, CLASS, standing.SERVICE)
+        _let_sleep(pid, weighing.before, SLACK_NS)
     elif _is_autogroup(weighing):
         _write_nice(pid, min(NICE, weighing.before))
     else:
@@ -188,10 +208,21 @@ def _put_class_back(who: Identity, before: int) -> str:
         return ""
     try:
         standing.set_class(who.pid, before, 0)
+        _let_sleep(who.pid, before, SLACK_AT_FIRST)
     except OSError as error:
         if service_process.is_alive(who):
             return f"memcached {who.pid} does not have {LIFTED[before]} back: {fault(error)}"
     return ""
+
+
+def _let_sleep(pid: int, policy: int, slack_ns: int) -> None:
+    """Give the thread that tidies a class and a slack, where there is one and the kernel does."""
+    for thread in service_process.thread_ids(pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{thread}/comm").read_bytes() == TIDIES:
+                os.sched_setscheduler(thread, policy, os.sched_param(0))
+                slack = Path(f"/proc/{thread}/timerslack_ns")
+                slack.write_text(str(slack_ns), encoding="utf-8")
 
 
 def _is_autogroup(weighing: Weighing) -> bool:

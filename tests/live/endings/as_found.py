@@ -81,9 +81,10 @@ class Machine:
         """All that a command may have changed."""
         threads = {}
         for thread, cores in affinities(self.server.pid).items():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 nice = os.getpriority(os.PRIO_PROCESS, thread)
-                threads[thread] = (cores, os.sched_getscheduler(thread), nice)
+                slack = Path(f"/proc/{thread}/timerslack_ns").read_text()
+                threads[thread] = (cores, os.sched_getscheduler(thread), nice, slack)
         groups = {}
         for top in self._outer.hierarchy.folders(self._outer.path):
             for group in (top, *find_groups(top, "")):

@@ -17,7 +17,9 @@ from deploy.jobs.precedence import (
     CLASS,
     HEAVIEST,
     NICE,
+    SLACK_NS,
     SWITCH,
+    TIDIES,
     TIMES,
     in_words,
     put_back,
@@ -94,10 +96,23 @@ def found_at(pid):
     return weighed(pid, usable_hierarchy(), {pid})
 
 
+def tidying(pid):
+    """The threads whose work no request waits for, each with its class and its slack."""
+    return {
+        thread: (
+            os.sched_getscheduler(thread),
+            int(Path(f"/proc/{thread}/timerslack_ns").read_text()),
+        )
+        for thread in thread_ids(pid)
+        if Path(f"/proc/{thread}/comm").read_bytes() == TIDIES
+    }
+
+
 def standing(pid, found):
-    """What all threads of a process, or its group, have now of what it is put first by."""
+    """What the threads of a process, or its group, have now of what it is put first by."""
     if found.group.startswith("/proc/"):
-        (one,) = {os.sched_getscheduler(thread) for thread in thread_ids(pid)}
+        working = [thread for thread in thread_ids(pid) if thread not in tidying(pid)]
+        (one,) = {os.sched_getscheduler(thread) for thread in working}
         return one
     if found.group.startswith("/autogroup"):
         return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
@@ -219,6 +234,18 @@ def test_threads_of_another_class_are_not_made_alike(spinner):
         os.sched_setscheduler(first.pid, policy, os.sched_param(priority))
         assert precedence.by_class(first.pid) is None
         assert os.sched_getscheduler(first.pid) == policy
+
+
+def test_the_thread_that_tidies_keeps_its_class_and_may_wake_later(server):
+    found, before = found_at(server.pid), tidying(server.pid)
+    if found.group != f"/proc/{server.pid}/task" or not before:
+        pytest.skip("this kernel or user may not have the class, or memcached names no threads")
+    ((thread, (policy, slack_ns)),) = before.items()
+    put_first(server.pid, found)
+    assert tidying(server.pid) == {thread: (policy, SLACK_NS)}
+    assert slack_ns < SLACK_NS
+    assert put_back(identify(server.pid), found) == ""
+    assert tidying(server.pid) == before
 
 
 def test_nobody_goes_before_a_loop_that_may_not_go_first(spinner, monkeypatch):
