@@ -7,15 +7,15 @@ for whole slices. So its threads get the kernel's real-time class SCHED_RR, at t
 do that: a program that begins to run on memcached's vCPU got whole slices before a memcached of 87
 times its weight (`benchmarks.priority`, docs/measured.md).
 
-The thread that tidies memcached's LRU lists keeps its class, as no request waits for it. It wakes
-every millisecond while records are written, and each time interrupts a job that shares its vCPU;
-so the kernel may wake it later.
-
 Where the kernel refuses that class, memcached's own group weighs `TIMES` as much as it was found
 with: its control group, or in the root group its session's autogroup (sched(7)), by which the
 kernel tells sessions apart there. A nice value of memcached's threads would act within that session
 only. A group that memcached shares with other programs is left alone, as they would be lifted with
 it.
+
+One thread has no part in the real-time class: the one that tidies memcached's LRU lists, whose work
+no request waits for. It wakes every millisecond while records are written, and each time interrupts
+a job that shares its vCPU; so the kernel may wake it later.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ SLACK_NS = 10_000_000
 """
 How much later than asked for that thread may be woken [ns] (prctl(2), PR_SET_TIMERSLACK).
 
-The next tick of its vCPU's clock then wakes it: 300 times a second where it was 1,220 times, for
-half of the CPU time (docs/measured.md). The kernel grants no slack to the real-time classes.
+The next tick of its vCPU's clock then wakes it: 310 times a second where it was 1,220 times, for
+half of the CPU time (docs/decisions.md). The kernel grants no slack to the real-time classes.
 """
 
 SLACK_AT_FIRST = 0
@@ -216,7 +216,12 @@ def _put_class_back(who: Identity, before: int) -> str:
 
 
 def _let_sleep(pid: int, policy: int, slack_ns: int) -> None:
-    """Give the thread that tidies a class and a slack, where there is one and the kernel does."""
+    """
+    Give the thread that tidies a class and a slack [ns].
+
+    A memcached that names no threads has none to be found, and where the kernel refuses a slack the
+    thread does without: neither keeps memcached from going first.
+    """
     for thread in service_process.thread_ids(pid):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{thread}/comm").read_bytes() == TIDIES:

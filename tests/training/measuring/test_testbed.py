@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.deployment import usable_hierarchy
+from deploy.jobs.precedence import TIDIES
 from deploy.linux import standing
 from deploy.linux.service_process import thread_ids
 from training.measuring.testbed import open_testbed
@@ -18,11 +19,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def classes(pid: int) -> set[int]:
-    """Of the threads that requests wait for."""
+    """The classes of the threads that requests wait for."""
     return {
         os.sched_getscheduler(thread)
         for thread in thread_ids(pid)
-        if Path(f"/proc/{thread}/comm").read_bytes() == b"mc-worker\n"
+        if Path(f"/proc/{thread}/comm").read_bytes() != TIDIES
     }
 
 
